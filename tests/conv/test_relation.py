@@ -187,6 +187,7 @@ def test_every_part_of_a_wide_address_is_wide() -> None:
     assert "mb.to(tl.int64) * 2147483648" in plan.source
 
 
+@pytest.mark.slow
 def test_a_sum_over_nothing_has_a_legal_schedule() -> None:
     p = ConvProblem.parse("mb9ic336ih9oc304oh5kh1sh2")
     assert any(x.size == 0 for a in computes(p, Prop.BWD_D) for x in a.axes_of("K"))

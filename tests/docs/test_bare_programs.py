@@ -103,6 +103,7 @@ double(Group(work_shape=4), np.ones(4, np.float32))
 """
 
 
+@pytest.mark.slow
 def test_a_kernel_on_arrays_of_the_cpu_names_the_cures(home: Path, tmp_path: Path) -> None:
     (tmp_path / "k.py").write_text(UNSET)
     done = programs.run(["-c", "import runpy; runpy.run_path('k.py')"], cwd=tmp_path, env=bare(home))

@@ -108,6 +108,7 @@ def test_schedules_that_decisions_need_are_ranked_by_processes(
     assert kinds == sorted(kinds, reverse=True) and sum(kinds) == 12 < len(kinds)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("us", "count"), [(0.5, 1), (1e3, 2)])
 def test_a_plain_product_is_not_ranked_where_its_statistics_surely_leave_with_it(
     processes: AtOnce, monkeypatch: pytest.MonkeyPatch, us: float, count: int
@@ -189,6 +190,7 @@ def work_of(blocks: int, monkeypatch: pytest.MonkeyPatch, cache: Path) -> dict[s
     return counts
 
 
+@pytest.mark.slow
 def test_equal_blocks_are_read_and_estimated_once(
     chip: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -205,7 +205,7 @@ def test_a_thread_looks_at_first_results_before_calls_get_them(
     assert transconv.graph.report(run).graphs[0].compared == 1
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 @pytest.mark.parametrize("early", ["forward", "backward", "both"])
 def test_training_changes_over_graph_by_graph(
     chip: Chip, asked: list[set[PlanRequest]], early: str
@@ -369,6 +369,7 @@ def test_never_compiles_no_kernels(chip: Chip) -> None:
     assert transconv.stats(reset=True).fallback == {"compile:never": 1} and not chip.processes.jobs
 
 
+@pytest.mark.slow
 def test_no_cuda_graph_is_recorded_meanwhile(
     chip: Chip, asked: list[set[PlanRequest]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

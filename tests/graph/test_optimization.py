@@ -94,6 +94,7 @@ def test_the_fastest_whose_results_are_right_is_kept(
     assert found.lines[1].startswith("  measured: 1 ms a call")
 
 
+@pytest.mark.slow
 def test_random_models_are_compared_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(optimization, "OTHER", "eager")
     monkeypatch.setattr(optimization.ModelTrial, "seconds", lambda self, name: 1.0 + (name != "transconv"))
@@ -135,6 +136,7 @@ def test_without_a_gpu_it_stays_eager_and_says_so(capsys: pytest.CaptureFixture[
     assert report(fast).graphs == () and transconv.stats().total == 0
 
 
+@pytest.mark.slow
 def test_modules_that_are_left_out() -> None:
     """Their operations are torch's, forward and backward, in one graph with the others'."""
     model = network()

@@ -228,6 +228,7 @@ class _Without(ir.Mutator):
         return None if at.func.name == self.name and about == self.barrier else at
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("name", "barrier", "said"),
     [
@@ -409,6 +410,7 @@ def test_every_barrier_is_made_and_no_slot_that_it_does_not_have() -> None:
     assert sum("mbarrier.init" in x for x in lines) == 3
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("split", "programs"), [(2, 8), (3, 8), (1, 0)])
 def test_parts_of_sums_are_dealt_out_like_tiles(split: int, programs: int) -> None:
     """5 tiles are fewer than 8 programs, their parts are more."""

@@ -277,6 +277,7 @@ def test_an_operand_is_copied_once(pack: str) -> None:
 PATCHES = "mb64ic3ih4oc32oh1kh4sh4ph0"
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("types", "prop", "schedule"),
     [

@@ -231,6 +231,7 @@ class Event:
         return other.at - self.at
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("own_ms", "other_ms", "taken"), [(1.0, 2.0, True), (1.5, 1.0, False), (1.0, 1.0, True)]
 )

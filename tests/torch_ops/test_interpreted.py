@@ -216,6 +216,7 @@ def test_atomic_sums_are_not_deterministic(monkeypatch: pytest.MonkeyPatch) -> N
     assert transconv.stats().native == {"bwd_w": 1}
 
 
+@pytest.mark.slow
 @interpreted
 def test_threads_get_their_own_results() -> None:
     """Triton's interpreter has one place in the grid for all of them."""

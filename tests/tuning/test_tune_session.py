@@ -166,6 +166,7 @@ def test_the_command_tunes_in_the_interpreter(
     assert str(plan.schedule) == one.schedule and plan.why.startswith("tuned")
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("words", "told"),
     [

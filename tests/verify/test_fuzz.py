@@ -234,6 +234,7 @@ def test_a_new_word_is_drawn_by_itself() -> None:
         unregister("depth")
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("what", "reason"),
     [
@@ -491,6 +492,7 @@ QUANTISED = (
 )
 
 
+@pytest.mark.slow
 def test_sets_of_scales_and_zero_points_are_problems_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     assert work(line=QUANTISED, sets=3)["problems"] == 3
     assert work(line=RIGHT, sets=3)["problems"] == 1  # nothing but its operands could differ

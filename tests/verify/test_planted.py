@@ -57,6 +57,7 @@ def test_a_bug_in_an_emitter(name: str, monkeypatch: pytest.MonkeyPatch) -> None
     assert found.stage == "emit" and "tl.load" in found.diff and "final" in found.text
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("prop", "problem"),
     [
