@@ -48,6 +48,7 @@ def test_kernels_are_counted_again(number: int, monkeypatch: pytest.MonkeyPatch)
     assert bypassed is not None and bypassed["masks"] >= found["masks"]
 
 
+@pytest.mark.slow
 def test_what_is_dropped_is_needless_at_every_point(monkeypatch: pytest.MonkeyPatch) -> None:
     dropped = 0
     meant = simplification._Simplify.independent

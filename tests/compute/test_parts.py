@@ -89,6 +89,7 @@ def test_deviations_from_something_else_are_summed_as_they_are() -> None:
     assert sum(any(r.view.tensor.name == "X" for r in k.reads) for k in made) == 3
 
 
+@pytest.mark.slow
 def test_few_long_rows_are_spread_and_many_are_not() -> None:
     def count(c: Compute) -> int:
         return len(spread(c, SM90))

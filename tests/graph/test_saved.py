@@ -127,6 +127,7 @@ def test_parts_that_were_rounded_stay_rounded(narrow: torch.dtype, wide: torch.d
     assert sum(t.count(f" {name}(") for t in texts) == 2, texts
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("shape", [(0, 3, 8, 8), (3, 8, 8)])
 def test_pools_of_no_image_and_of_one(shape: tuple[int, ...]) -> None:
     def f(x: Tensor) -> Tensor:

@@ -66,6 +66,7 @@ def test_the_values_are_those_of_the_large_image(
     assert compared(f, torch.randn(image, dtype=F64), torch.randn(weight, dtype=F64))
 
 
+@pytest.mark.slow
 def test_of_frames_that_are_a_batch(free: None) -> None:
     """Twice as many frames, too, each with a convolution of its own."""
 

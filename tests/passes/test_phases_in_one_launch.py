@@ -226,7 +226,7 @@ def test_phases_are_launched_one_by_one_where_together_is_wrong() -> None:
         check_records.forget()
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("share", "words"),
     [("%2", "c=box programs=3"), ("", "programs=3"), ("%2", "c=box programs=2 consumers=2")],

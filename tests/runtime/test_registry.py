@@ -63,6 +63,7 @@ def test_the_estimate_chooses(layer: LayerRegistry) -> None:
     assert len(seen) >= 2 and len(layer.questions) <= directions.MOST_KERNELS
 
 
+@pytest.mark.slow
 def test_addresses_are_as_wide_as_the_requirements_need(gathered: LayerRegistry) -> None:
     """Images of 2^36 elements need 64 bits: they are not for kernels of a layer whose examples do not."""
     chosen = gathered.choose((8, 300, 400), "now")

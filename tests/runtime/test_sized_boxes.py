@@ -123,6 +123,7 @@ def test_drawn_sizes_edges_first(at: int, monkeypatch: pytest.MonkeyPatch) -> No
         assert not judged.problem, (drawn, judged.problem)
 
 
+@pytest.mark.slow
 def test_weights_are_copied_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """Their sizes are numbers; copies of images are in test_sized_copies.py."""
     monkeypatch.setenv("TRITON_INTERPRET", "1")
@@ -224,6 +225,7 @@ def test_a_box_that_forgets_its_step_is_found_out() -> None:
     assert ComputationCase(compute.at(**drawn)).interpreted(wrong.at(drawn)).problem
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not is_direct(), reason="as above")
 def test_stepped_boxes_are_read_back_and_lie_on_disk(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -109,6 +109,7 @@ compute chain
 """)
 
 
+@pytest.mark.slow
 def test_a_copy_of_what_an_earlier_kernel_stored() -> None:
     """It follows that kernel, and the copy back of what is packed again."""
 
@@ -144,6 +145,7 @@ def test_a_copy_of_what_an_earlier_kernel_stored() -> None:
     assert np.array_equal(memory.buffers["Y"], y.ravel())
 
 
+@pytest.mark.slow
 def test_each_unit_reads_its_own_copy() -> None:
     """The matrix unit multiplies what was rounded to tf32, products element by element all of f32, also
     where phases of one plan mix both: none may be given the copy of the other."""

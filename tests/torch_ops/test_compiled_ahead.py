@@ -84,6 +84,7 @@ CALLS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 }
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", CALLS)
 def test_the_forward_call_hands_over_its_gradients(processes: Processes, name: str) -> None:
     x, w = leaves()
@@ -263,6 +264,7 @@ STATES: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", STATES)
 def test_nothing_is_handed_over(processes: Processes, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     model = nn.Sequential(nn.Conv2d(4, 4, 3), nn.Conv2d(4, 6, 3))

@@ -160,6 +160,7 @@ def test_one_recompilation_over_batch_sizes() -> None:
     )
 
 
+@pytest.mark.slow
 def test_dynamic_spatial_sizes() -> None:
     _, w, b = operands()
     for call in (
@@ -276,6 +277,7 @@ def test_a_wide_bias_that_no_autocast_has_left(call: Any, theirs: Any) -> None:
         call(*map(mode.from_tensor, (x, w, b)))
 
 
+@pytest.mark.slow
 def test_transforms_inside_compiled_code() -> None:
     x, w, _ = (t.detach() for t in operands())
 
@@ -301,6 +303,7 @@ def test_compiled_autograd() -> None:
     torch.testing.assert_close((x.grad, w.grad, b.grad), wanted)
 
 
+@pytest.mark.slow
 def test_checkpoint_inside_compiled_code() -> None:
     x, w, b = operands()
 

@@ -112,6 +112,7 @@ FOUR_BITS: list[tuple[Any, tuple[int, ...], int, torch.dtype]] = [
 ]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("way", ["fallback", pytest.param("interpret", marks=interpreted)])
 @pytest.mark.parametrize(("layer", "shape", "group", "dtype"), FOUR_BITS)
 def test_weights_of_4_bits(

@@ -113,6 +113,7 @@ def test_a_computation_is_made_small_or_refused() -> None:
         blame_compute(*asked, limit=16)
 
 
+@pytest.mark.slow
 def test_an_index_of_a_computation_that_overflows_is_seen() -> None:
     """At the size that was asked for, which is too large to interpret."""
     bug = next(b for b in planted.PASSES if b.what.startswith("indices beyond 32 bits"))

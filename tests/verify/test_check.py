@@ -277,6 +277,7 @@ def test_a_planted_bug_fails_and_its_line_repeats_it(
     assert told(capsys, *command)[1]["PASSED"] == 1
 
 
+@pytest.mark.slow
 def test_every_schedule_is_checked_and_the_failing_ones_are_named(
     capsys: Output, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -525,6 +525,7 @@ def test_workers_on_a_device_share_what_starts_kernels(monkeypatch: pytest.Monke
     assert asked == ["triton", ""]
 
 
+@pytest.mark.slow
 def test_trials_of_small_types_alone() -> None:
     made = [SMALL_TYPES.drawn(3, n, "sm_90") for n in range(30)]
     assert all(any(t.bits == 8 for t in trial.problem.dtypes) for trial in made)

@@ -53,6 +53,7 @@ def test_boxes_behind_a_sum_are_drawn() -> None:
     assert any((s := schedule(n)) is not None and s.behind == "box" for n in range(120))
 
 
+@pytest.mark.slow
 def test_everything_is_drawn() -> None:
     """Every kind, every word of rows, and everything that a text can say about where an element lies."""
     seen: dict[str, set[str]] = {}

@@ -147,6 +147,7 @@ class Driver:
         return call
 
 
+@pytest.mark.slow
 def test_the_launcher_in_python_passes_it(
     folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
