@@ -165,6 +165,7 @@ def test_sizes_that_were_not_assumed() -> None:
     assert int(n) == 9 and known.why_not({"S0": 10})  # where only a number is possible
 
 
+@pytest.mark.slow
 def test_a_graph_is_made_anew_for_sizes_that_do_not_meet_its_assumptions(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -250,6 +250,7 @@ def test_the_backward_graph_is_compiled_before_the_forward_one_runs(
     assert len(seen) == 2 and seen[0] == seen[1] == processes.asked
 
 
+@pytest.mark.slow
 def test_a_backward_graph_that_nothing_hides_is_planned_by_its_first_call(
     processes: AtOnce, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -269,6 +269,7 @@ def test_no_false_alarm(name: str, told: list[warnings.WarningMessage]) -> None:
     assert transconv.stats().native["graph"] and transconv.stats().compared["right"] and not wrong(run)
 
 
+@pytest.mark.slow
 def test_sizes_that_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[int, ...]] = []
     real = eager_check.difference

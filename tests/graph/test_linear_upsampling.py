@@ -51,7 +51,7 @@ CASES: list[tuple[tuple[int, ...], Upsampling]] = [
 ]
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(7)
 @pytest.mark.parametrize(("shape", "upsampled"), CASES)
 @pytest.mark.parametrize("last", [False, True])
 def test_results_and_gradients_are_those_of_torch(

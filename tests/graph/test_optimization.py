@@ -105,6 +105,7 @@ def test_random_models_are_compared_as_such(monkeypatch: pytest.MonkeyPatch) -> 
     assert report(fast).optimization.kept == "transconv"
 
 
+@pytest.mark.slow
 def test_gradients_that_hang_on_rounding_are_compared_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
     """The gradient of a bias before a batch norm is rounding alone, and no reason to keep eager; one that
     is another function's is."""

@@ -97,7 +97,7 @@ LAYERS: list[tuple[Any, tuple[int, ...], str]] = [
 ]
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 @pytest.mark.parametrize(("layer", "shape", "mode"), LAYERS)
 def test_zero_points_are_exact_at_borders(layer: Any, shape: tuple[int, ...], mode: str) -> None:
     """Every bit of an integer reference, whose sums are exact, also where windows leave the image: in

@@ -232,7 +232,7 @@ def cases() -> list[Any]:
     ]
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 @pytest.mark.parametrize(("functions", "inputs", "most"), cases())
 def test_rows(functions: tuple[Callable[..., Any], ...], inputs: tuple[Tensor, ...], most: float) -> None:
     """All functions of a kind as one graph."""

@@ -321,6 +321,7 @@ def at_the_ends(dtype: Any) -> tuple[list[str], list[str], Array, Array]:
     return divided, every, x, y
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("dtype", TYPES)
 def test_numbers_that_a_type_does_not_hold_are_refused(dtype: Any, tmp_path: Path) -> None:
     """NumPy raises OverflowError."""
@@ -372,6 +373,7 @@ def test_numbers_at_run_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
             made(line).simulate(Group(256, 64), x, out, 300)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     "line",
     [

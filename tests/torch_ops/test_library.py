@@ -294,6 +294,7 @@ def test_transforms_inside_compiled_code() -> None:
     torch.testing.assert_close(got, call(F.conv2d)(w))
 
 
+@pytest.mark.slow
 def test_compiled_autograd() -> None:
     x, w, b = operands()
     wanted = torch.autograd.grad(F.conv2d(x, w, b, groups=2).sum(), (x, w, b))

@@ -460,7 +460,7 @@ def test_every_family_of_kernels_is_named() -> None:
                     assert str(getattr(schedule, key)) == value, f"{entry.place}: {word}"
 
 
-@pytest.mark.every(10)
+@pytest.mark.every(24)
 @pytest.mark.parametrize("entry", list(read(FAMILIES)), ids=lambda e: e.place)
 def test_every_family_of_kernels_is_right(entry: Entry) -> None:
     row = main_loop.work(line=str(entry.trial), way="numpy")
