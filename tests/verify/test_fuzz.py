@@ -41,12 +41,15 @@ ROOT = Path(__file__).parents[2]
 RIGHT = "--dir=FWD_D --config=oh.ow:16+oc:16+ic:16+mma mb1ic8ih5oc8oh5kh3ph1"
 
 
+COUNTS = [30, pytest.param(110, marks=pytest.mark.slow)]
+
+
 @cache
 def drawn_trial(number: int) -> ConvTrial:
     return draw_trial("tests", number)
 
 
-def drawn_trials(count: int = 30) -> list[ConvTrial]:
+def drawn_trials(count: int) -> list[ConvTrial]:
     return [drawn_trial(n) for n in range(count)]
 
 
@@ -57,9 +60,10 @@ def test_what_failed_once(entry: Entry) -> None:
     assert row["status"] in GOOD, row["reason"]
 
 
-def test_trials() -> None:
+@pytest.mark.parametrize("numbers", [range(12), pytest.param(range(12, 25), marks=pytest.mark.slow)])
+def test_trials(numbers: range) -> None:
     """Through the interpreter of the IR; `make check-all` runs two thousand."""
-    bad = [row for n in range(12) if (row := work("ci", n))["status"] not in GOOD]
+    bad = [row for n in numbers if (row := work("ci", n))["status"] not in GOOD]
     assert not bad, "\n".join(f"{r['status']}: {r['reason']}\n{main_loop.repeated(r)}" for r in bad)
 
 
@@ -110,7 +114,7 @@ def test_a_trial_is_the_same_in_another_process() -> None:
         "print('\\n'.join(str(draw_trial('tests', n)) for n in range(5)))"
     )
     told = programs.run(["-c", code], cwd=ROOT, check=True).stdout
-    assert told.split("\n")[:-1] == [str(t) for t in drawn_trials()[:5]]
+    assert told.split("\n")[:-1] == [str(t) for t in drawn_trials(5)]
 
 
 def test_passes_that_are_gone_are_read_in_older_lines() -> None:
@@ -145,8 +149,9 @@ def test_a_kernel_is_the_same_in_another_process(passes: str, monkeypatch: pytes
     assert told == here.getvalue() and told.count("def ") >= 3
 
 
-def test_lines_read_back() -> None:
-    for trial in drawn_trials():
+@pytest.mark.parametrize("count", COUNTS)
+def test_lines_read_back(count: int) -> None:
+    for trial in drawn_trials(count):
         line = str(trial)
         assert ConvTrial.parse(line) == trial and str(ConvTrial.parse(line)) == line
         assert all(c.isalnum() or c in "-_=+:.,@() " for c in line)
@@ -201,8 +206,9 @@ def test_what_is_kept_is_drawn_where_channels_are_few() -> None:
     assert any(c is not None and c.reduce == "stream" for c in drawn)
 
 
-def test_drawn_schedules_are_legal() -> None:
-    for trial in drawn_trials():
+@pytest.mark.parametrize("count", COUNTS)
+def test_drawn_schedules_are_legal(count: int) -> None:
+    for trial in drawn_trials(count):
         if trial.schedule is not None:
             legal = [a for a in trial.computes if all(x.size for x in a.axes)]
             assert legal_schedules.is_legal(trial.schedule, legal, trial.chip), str(trial)
@@ -213,7 +219,7 @@ def test_a_new_word_is_drawn_by_itself() -> None:
     what its row says, or of those seen among proposals."""
 
     def drawn(word: Word, seen: tuple[Schedule, ...] = ()) -> set[object]:
-        rng, compute = random.Random(1), drawn_trials()[0].computes[0]
+        rng, compute = random.Random(1), drawn_trial(0).computes[0]
         return {legal_schedules._value(rng, word, Schedule(), compute, seen) for _ in range(80)}
 
     assert drawn(TABLE["reduce"]) == {"partials", "atomic", "stream"}
@@ -289,8 +295,9 @@ def test_shrinking_keeps_what_fails() -> None:
     assert ConvTrial.parse(str(simple)) == simple
 
 
-def test_simpler_trials_are_trials() -> None:
-    for trial in drawn_trials(3):
+@pytest.mark.parametrize("count", [3, pytest.param(6, marks=pytest.mark.slow)])
+def test_simpler_trials_are_trials(count: int) -> None:
+    for trial in drawn_trials(count):
         for simple in trial.simpler():
             assert ConvTrial.parse(str(simple)) == simple != trial
 
