@@ -22,6 +22,7 @@ from _pytest.runner import runtestprotocol
 from tests import programs
 
 ROOT = Path(__file__).parent.parent
+GPU = ROOT / "tests" / "gpu"
 FOLDER: list[tempfile.TemporaryDirectory[str]] = []  # of this process's caches, as long as it lives
 # Seconds that each file takes, where that is one or more; workers get the longest first.
 DURATIONS = Path(__file__).with_name("durations.json")
@@ -76,6 +77,11 @@ def _prepare_process() -> None:
         FOLDER.append(tempfile.TemporaryDirectory(prefix="transconv-tests-"))
         os.environ["TRANSCONV_CACHE"] = f"{FOLDER[-1].name}/cache"
         os.environ["TRANSCONV_KEY"] = f"{FOLDER[-1].name}/key"
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """The folder of tests that need a GPU is not imported where they are left out."""
+    return True if collection_path == GPU and config.getoption("-m").startswith("not gpu and ") else None
 
 
 @pytest.hookimpl(tryfirst=True, wrapper=True)

@@ -1,5 +1,5 @@
 """Worker processes of pools as forks of one process that has imported torch and sympy, which takes longer
-than most of their tasks do. tests/verify/test_pool.py starts them as the pool does, each anew."""
+than most of their tasks do. Some of tests/verify/test_pool.py start them as the pool does, each anew."""
 
 from __future__ import annotations
 

@@ -92,6 +92,7 @@ def test_calls_of_integers_in_triton_s_interpreter(name: str) -> None:
     np.testing.assert_array_equal(out.numpy(), CALLS[name].numpy(x, x // 3 + 1))
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", sorted(n for n, c in CALLS.items() if c.floats))
 def test_calls_in_triton_s_interpreter(name: str) -> None:
     x = points(name)
@@ -101,6 +102,7 @@ def test_calls_in_triton_s_interpreter(name: str) -> None:
     np.testing.assert_allclose(emitted(called(name), x), want, rtol=2e-6, atol=2e-7)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("op", UNARY, ids=str)
 def test_operations_in_triton_s_interpreter(op: object) -> None:
     x = points(str(op))
@@ -128,6 +130,7 @@ def test_gluon_has_the_functions_that_are_spelled() -> None:
     assert gluon.GluonEmitter.space == "gl"
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("alone", [False, True], ids=["tile", "number"])
 @pytest.mark.parametrize("chip", ["sm_90", "gfx942"])
 def test_every_function_compiles(chip: str, alone: bool) -> None:
@@ -156,7 +159,7 @@ def test_every_function_compiles(chip: str, alone: bool) -> None:
         assert isinstance(found, Resources), f"{found}\n{getattr(found, 'log', '')}"
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("name", filter(is_portable, sorted(CALLS)))
 def test_every_function_compiles_in_gluon(name: str) -> None:
     """In a kernel of its own, emitted as the expressions of a warp-specialised role are. No explicit

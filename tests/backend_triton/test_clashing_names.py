@@ -12,6 +12,7 @@ from transconv.backend_triton.emitters.kernel_text import USED, distinct
 NAMES = ("tl", "tl_", "float", "x", "x_", "triton", "box")
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(("one", "other", "tensor"), itertools.permutations(NAMES, 3))
 def test_no_two_things_have_one_name(one: str, other: str, tensor: str) -> None:
     """Two variables, a tensor, and the functions that the text calls."""

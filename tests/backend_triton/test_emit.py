@@ -150,12 +150,14 @@ def test_emitted_text(name: str, request: pytest.FixtureRequest) -> None:
     assert now == path.read_text(), f"{path.name} differs; --update-golden if that is meant"
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", list(CASES))
 def test_the_kernel_of_every_stage_is_read_back(name: str) -> None:
     for stage, kernel in lowered(name)[0]:
         assert Kernel.parse(str(kernel)) is kernel, stage
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize("width", [40, 60, 100])
 @pytest.mark.parametrize("name", ["dense_boxes", "dense_nhwc", "depthwise_sliding", "explicit"])
 def test_broken_lines_say_the_same(name: str, width: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,7 +37,7 @@ def compiled(request: pytest.FixtureRequest) -> dict[tuple[str, Prop], list[Reso
     return {pair: [next(answers) for _ in own] for pair, own in jobs.items()}
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("prop", list(Prop))
 @pytest.mark.parametrize("target", list(MATRIX))
 def test_resources(

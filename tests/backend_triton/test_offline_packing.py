@@ -36,6 +36,7 @@ def accesses(found: Resources | CompileFailure, verb: str) -> set[str]:
     return set(re.findall(rf"\b{verb}\.global\.((?:v\d\.)?b\d+)", found.texts["ptx"]))
 
 
+@pytest.mark.slow
 def test_wide_accesses_on_both_sides(copies: Found) -> None:
     """16 bytes at a time where rows allow; images of 7x7 pixels begin at any multiple of 2 bytes."""
     for (shape, name), found in copies.items():
@@ -45,6 +46,7 @@ def test_wide_accesses_on_both_sides(copies: Found) -> None:
         assert accesses(found, pixels) == ({"b16"} if odd else {"v4.b32"}), (shape, name)
 
 
+@pytest.mark.slow
 def test_copies_leave_room_for_many_programs(copies: Found) -> None:
     for found in copies.values():
         assert isinstance(found, Resources) and found.spill_bytes == 0

@@ -36,7 +36,7 @@ PROBLEMS = (
 )
 
 
-@pytest.mark.every(7)
+@pytest.mark.every(14)
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
 @pytest.mark.parametrize("text", PROBLEMS)
 def test_equals_torch(text: str, dtype: str) -> None:

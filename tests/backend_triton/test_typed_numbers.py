@@ -120,6 +120,7 @@ def given(made: ir.Kernel) -> dict[str, Any]:
     return {OUT: np.zeros(out.shape, out.dtype.numpy), "given": np.zeros(16, np.int8)}
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("simple", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("to", TYPES, ids=str)
 @pytest.mark.skipif(not knobs.interpret(), reason="needs TRITON_INTERPRET=1")
@@ -194,6 +195,7 @@ def test_constants_in_every_place(of: DType, simple: bool) -> None:
     assert constants.wrong(of, simple=simple) == []
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("of", casts.TYPES, ids=str)
 @pytest.mark.skipif(not knobs.interpret(), reason="needs TRITON_INTERPRET=1")
 def test_casts_to_every_type(of: DType) -> None:

@@ -44,6 +44,7 @@ print(triton.__version__)
 """
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("release", ["installed", "newest"])
 def test_a_condition_without_lanes_joins_a_mask(release: str) -> None:
     if release == "newest" and not (NEWEST / "ready").exists():

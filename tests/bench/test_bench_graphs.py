@@ -51,6 +51,7 @@ def switches() -> Iterator[None]:
     torch.backends.cudnn.benchmark, torch.backends.cudnn.allow_tf32 = False, before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["vae_block", *(pytest.param(n, marks=pytest.mark.slow) for n in MODELS if n != "vae_block")]
 )

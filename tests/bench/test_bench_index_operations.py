@@ -31,6 +31,7 @@ def test_what_is_left() -> None:
     assert [line.split()[-1] for line in summary(ROWS)][2:] == ["0", "0", "0"]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("number", [0, 20, 50])
 def test_kernels_are_counted_again(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """As in the table; without the second tier more masks are left, or as many where rules decide."""
@@ -47,6 +48,7 @@ def test_kernels_are_counted_again(number: int, monkeypatch: pytest.MonkeyPatch)
     assert bypassed is not None and bypassed["masks"] >= found["masks"]
 
 
+@pytest.mark.slow
 def test_what_is_dropped_is_needless_at_every_point(monkeypatch: pytest.MonkeyPatch) -> None:
     dropped = 0
     meant = simplification._Simplify.independent

@@ -43,6 +43,7 @@ def test_there_are_many_threads_and_each_is_named_once() -> None:
         assert case.matter.endswith(".") and "|" not in case.matter
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
 def test_cases_are_calls_that_torch_takes(case: IssueCase) -> None:
     small = case.shrunk()

@@ -68,6 +68,7 @@ def test_estimates_of_the_table_are_near_what_was_timed() -> None:
     assert math.sqrt(sum(x * x for x in off) / len(off)) < math.log(1.11), off
 
 
+@pytest.mark.slow
 def test_what_is_chosen_for_parts_is_nearly_the_fastest(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same of kernels over parts of rows, of sizes that were forced. CROSS is fitted to them."""
     found: dict[tuple[str, str, str], dict[Schedule, float]] = defaultdict(dict)
@@ -91,6 +92,7 @@ def test_what_is_chosen_for_parts_is_nearly_the_fastest(monkeypatch: pytest.Monk
     assert max(logs.values()) < math.log(1.5), logs
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("case", cases(), ids=lambda c: c.name)
 def test_cases_are_texts_and_calls_of_torch(case: MapCase) -> None:
     """Texts that can be read, and a call that takes their tensors and returns the result's size."""

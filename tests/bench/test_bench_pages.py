@@ -56,6 +56,7 @@ def test_what_was_not_measured_leaves_its_markers_empty(monkeypatch: pytest.Monk
     assert page != shown and "<!-- table:sizes -->\n<!-- end:sizes -->" in shown
 
 
+@pytest.mark.slow
 def test_two_gpus_are_compared_over_the_layers_of_both(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -15,6 +15,7 @@ from transconv.conv.conv_problem import ConvProblem, Prop
 from transconv.verify.case import ProblemCase
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("prop", list(Prop))
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_torch_computes_the_same(name: str, prop: Prop) -> None:

@@ -192,6 +192,7 @@ def test_check_command_runs_kernels_and_resumes(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_time_command_checks_our_kernels_and_times_torch(tmp_path: Path) -> None:
     """On a CPU: our kernels are interpreted, and compared with nothing; torch's times are
     oneDNN's."""
@@ -229,6 +230,7 @@ def test_torch_compile_has_its_own_column() -> None:
     assert "| best | torch.compile / ours |" in lines[0] and "| 2.00 | 3.00 |" in lines[2]
 
 
+@pytest.mark.slow
 def test_a_row_waits_for_torch_compile_but_is_written_without_it(tmp_path: Path) -> None:
     options = parser().parse_args(["time", "x", "--baselines", "cl,inductor"])
     table = CsvTable(tmp_path / "timing.csv", runner.COLUMNS, runner.KEY)

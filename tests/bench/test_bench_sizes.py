@@ -64,6 +64,7 @@ def test_all_tensors_lie_in_the_layout(layout: str) -> None:
             assert tensor.is_contiguous(memory_format=form) and told.is_contiguous(memory_format=form)
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("layer", LAYERS, ids=lambda x: x.name)
 def test_drawn_sizes_are_met_by_a_registry(layer: size_layers.Layer) -> None:
     """Its requirements follow from the layer: the sizes of dst are those that the kernels compute."""
@@ -139,6 +140,7 @@ def test_a_wrong_result_is_named() -> None:
 SMALL = {1: (23,), 2: (9, 8), 3: (5, 4, 6)}
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("direction", ["fwd", "bwd_d", "bwd_w"])
 @pytest.mark.parametrize("layer", LAYERS, ids=lambda x: x.name)
 def test_sums_of_taps_are_torchs(layer: size_layers.Layer, direction: str) -> None:
@@ -215,6 +217,7 @@ def test_the_table_counts_first_uses_apart() -> None:
     assert both.splitlines()[-1].startswith("| a | fwd | 6 | 4 of 6 |")
 
 
+@pytest.mark.every(3)
 @interpreted
 @pytest.mark.parametrize(
     ("name", "layout"),

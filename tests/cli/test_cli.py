@@ -40,6 +40,7 @@ def test_show_reads_like_the_design(capsys: Output) -> None:
     assert max(map(len, last.splitlines())) <= 100
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("stage", [s.name for s in stages()])
 def test_every_stage_prints(capsys: Output, stage: str) -> None:
     page = printed(capsys, "show", "mb2ic16ih9oc32oh9kh3ph1", "dt=f16", "--stage", stage)
@@ -96,6 +97,7 @@ def test_epilogue_schedule_and_target(capsys: Output) -> None:
     assert re.search(r"^schedule +mb\.oh\.ow:64 oc:32 ic:16 \| mma", page, re.MULTILINE)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -160,6 +162,7 @@ def test_errors_are_one_line(capsys: Output, words: list[str], message: str) -> 
     assert message in told.err and told.err.count("\n") == 1
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("name", "content", "verbs", "message"),
     [
@@ -201,6 +204,7 @@ def test_files_that_are_something_else_are_refused_and_left_alone(
     assert (tmp_path / name).read_bytes() == content
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     "words",
     [
@@ -241,6 +245,7 @@ def test_numbers_and_words_out_of_range_are_refused(capsys: Output, words: str) 
     assert "error: argument --" in told and told.count("\n") == 1
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", ["x²", "{y}", "a'b", "%s", "\\n", "#", "...", "ä" * 200])
 def test_names_may_have_any_letters(capsys: Output, name: str) -> None:
     problem = f'mb1ic4ih5oc4oh5kh3ph1n"{name}"'

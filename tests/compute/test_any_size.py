@@ -61,6 +61,7 @@ def test_right_after_every_pass(text: str, schedule: str) -> None:
             assert not judged.problem, (stage, drawn, judged.problem)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("prop", Prop)
 def test_a_layer(prop: Prop) -> None:
     schedule = {
@@ -286,6 +287,7 @@ def test_machine_code() -> None:
     assert found.words["LDGSTS.128"] == found.words["LDGSTS"]
 
 
+@pytest.mark.slow
 def test_parts_of_a_sum_that_ends_at_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
     """Their number is fixed, their bounds are computed: fewer steps than parts, as many, more."""
     monkeypatch.setenv("TRITON_INTERPRET", "1")

@@ -17,11 +17,13 @@ PROGRAMS = [body for kind, body in BLOCKS if kind == "python"]
 COMMANDS = [line for kind, body in BLOCKS if kind == "sh" for line in body.splitlines()]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("program", PROGRAMS, ids=range(len(PROGRAMS)))
 def test_programs(program: str) -> None:
     exec(compile(program, "docs/computations.md", "exec"), {"__name__": "__main__"})
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("command", COMMANDS)
 def test_commands(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(shlex.split(command)[1:]) == 0

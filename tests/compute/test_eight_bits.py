@@ -35,6 +35,7 @@ TYPES = [
 ]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("a", "b", "c", "schedule"), TYPES)
 def test_products_after_every_pass(a: str, b: str, c: str, schedule: str) -> None:
     """Whole numbers are any that the type has, and not one bit may be off."""
@@ -45,6 +46,7 @@ def test_products_after_every_pass(a: str, b: str, c: str, schedule: str) -> Non
     assert [f"{stage}: {j.problem}" for stage, j in after_every_pass(compute, plan) if j.problem] == []
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("a", "b", "c", "schedule"), TYPES)
 def test_products_in_tritons_interpreter(a: str, b: str, c: str, schedule: str) -> None:
     compute = parse(PRODUCT.format(a=a, b=b, c=c))

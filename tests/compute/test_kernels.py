@@ -121,7 +121,7 @@ CASES = [
 ]
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize(("text", "schedule"), CASES)
 def test_kernels_store_what_the_steps_mean(text: str, schedule: str) -> None:
     compute = parse(text)
@@ -152,6 +152,7 @@ def test_axes_as_values_in_tritons_interpreter(schedule: str) -> None:
     assert [f"{stage}: {j.problem}" for stage, j in after_every_pass(compute, plan) if j.problem] == []
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("names", ["k m_at n_p", "K_0 mn_blk n_blk", "m k_value q_blk", "X_0 d_in x_near"])
 def test_values_have_names_of_variables_that_passes_add(names: str) -> None:
     i, x, s = names.split()

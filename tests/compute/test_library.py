@@ -199,6 +199,7 @@ POOLS = [
 ]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("window", "stride", "padding", "dilation", "ceil"), POOLS)
 def test_pools(window: Any, stride: Any, padding: Any, dilation: Any, ceil: bool) -> None:
     x = torch.randint(0, 9, (2, 3, 9, 8)).double()  # with ties
@@ -217,6 +218,7 @@ def test_pools(window: Any, stride: Any, padding: Any, dilation: Any, ceil: bool
         )
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     "shapes",
     [
@@ -237,6 +239,7 @@ def test_products(shapes: Any) -> None:
     holds(library.matmul(strided(a), strided(b)), [a, b], torch.matmul)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("activation", ["", "relu", "gelu", "gelu_tanh", "silu", "hardswish", "tanh"])
 def test_linear(activation: str) -> None:
     from transconv.torch_ops.fused.fused_route import ACTIVATIONS
@@ -319,6 +322,7 @@ def text_of(name: str, at: int) -> str:
     return [formula.text, *(g.text for g in formula.gradients)][at]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("name", "at"), TEXTS)
 def test_kernels_in_tritons_interpreter(name: str, at: int) -> None:
     compute = parse(text_of(name, at))

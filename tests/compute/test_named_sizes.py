@@ -73,6 +73,7 @@ def by_numpy(x: np.ndarray) -> dict[str, np.ndarray]:
     }
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     "sizes",
     [dict(N=4, K=5, L=1), dict(N=3, K=17, L=2), dict(N=1, K=1, L=9), dict(N=7, K=130, L=3)],
@@ -91,6 +92,7 @@ def test_places_of_extremes_reach_the_last_element(sizes: dict[str, int]) -> Non
         np.testing.assert_array_equal(found.value, want[name])
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("axis", ["k", "l k"])
 def test_a_kernel_finds_places_at_sizes_beyond_the_example(axis: str) -> None:
     text = f"""compute place
@@ -109,6 +111,7 @@ def test_a_kernel_finds_places_at_sizes_beyond_the_example(axis: str) -> None:
         assert torch.equal(got, want)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("part", range(4))
 def test_drawn_texts_with_names_and_with_numbers(part: int) -> None:
     for seed in range(part, 40, 4):

@@ -66,6 +66,7 @@ def test_powers_of_e_are_taken_from_the_largest_of_a_part() -> None:
     assert np.isfinite(got[1]).all() and np.isnan(got[2:]).all(1).all()
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("outlier", [0, 5, 127])
 def test_the_shift_of_a_part_costs_few_digits(outlier: int) -> None:
     """In f32, with a mean far from zero and an element far from the others, first or not."""
@@ -88,6 +89,7 @@ def test_deviations_from_something_else_are_summed_as_they_are() -> None:
     assert sum(any(r.view.tensor.name == "X" for r in k.reads) for k in made) == 3
 
 
+@pytest.mark.slow
 def test_few_long_rows_are_spread_and_many_are_not() -> None:
     def count(c: Compute) -> int:
         return len(spread(c, SM90))

@@ -39,6 +39,7 @@ WIDENED = HEAD.format(t="f16").replace("X f16", "X i8") + (
 TILE = "m:16 n:16 k:{k} | mma"
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("text", "k"),
     [(TYPED, 32), (WIDE, 32), (SINGLE, 16), (BOTH, 4)],
@@ -60,6 +61,7 @@ def test_the_best_schedule_uses_the_matrix_unit() -> None:
     assert plan.schedule.unit == "mma" and "tl.dot(" in plan.source
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     "text",
     [

@@ -128,7 +128,7 @@ def case(before: str, op: str, reduced: str, rank: int) -> Compute:
     return compute
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(7)
 @pytest.mark.parametrize("rank", [1, 2, 3, 4])
 @pytest.mark.parametrize(("before", "op", "reduced"), CASES)
 def test_after_every_pass(before: str, op: str, reduced: str, rank: int) -> None:
@@ -139,6 +139,7 @@ def test_after_every_pass(before: str, op: str, reduced: str, rank: int) -> None
         assert [f"{stage}: {j.problem}" for stage, j in after_every_pass(compute, plan) if j.problem] == []
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(("before", "op", "reduced"), CASES[3:])
 def test_in_tritons_interpreter(before: str, op: str, reduced: str) -> None:
     compute = case(before, op, reduced, 2)

@@ -101,6 +101,7 @@ def test_moments_are_one_sweep() -> None:
     assert [len(s.steps) for s in parse(MOMENTS).sweeps.each] == [3]
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize(("text", "schedule"), CASES, ids=lambda x: x.split("\n")[0][8:])
 def test_every_pass_keeps_the_meaning(text: str, schedule: str) -> None:
     made = parse(text)

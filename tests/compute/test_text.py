@@ -261,6 +261,7 @@ def drawn(rng: random.Random, depth: int, kind: str = "float") -> str:
     return rng.choice((made, f"({made})", f"-({made})", f"-{one}"))
 
 
+@pytest.mark.slow
 def test_drawn_texts_mean_what_python_says() -> None:
     """And print as texts of the same meaning, with as few brackets as they need."""
     x, y = (np.random.default_rng(s).integers(-9, 10, 12) / 4 for s in (1, 2))

@@ -70,6 +70,7 @@ def kernel(gradient: Compute, schedule: str | None = None) -> str:
     return plan.source
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", VIEWS)
 def test_views(name: str) -> None:
     text, turns = VIEWS[name]
@@ -193,6 +194,7 @@ STORED = (
 )
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("stored", STORED)
 @pytest.mark.parametrize("read", ["i", "{last} - i", "i + 1", "reflect(i - 2, {size})"])
 def test_results_that_are_stored_elsewhere_than_at_their_axes(read: str, stored: str) -> None:

@@ -44,6 +44,7 @@ def in_triton(compute: Compute) -> None:
         assert ComputationCase(compute, data).launched(plan, "cpu").problem == ""
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("way", PADS)
 @pytest.mark.parametrize(("n", "before", "after"), [(8, 2, 2), (8, 0, 3), (3, 8, 10), (1, 2, 3)])
 def test_pads_are_numpys_and_leave_no_mask(way: str, n: int, before: int, after: int) -> None:
@@ -282,6 +283,7 @@ CONCAT = """compute concat
     store  Y[n, c, h, w] = x"""
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("dtype", ["f16", "bf16", "f32"])
 def test_concatenations_move_bits(dtype: str) -> None:
     made = parse(CONCAT.format(type=dtype))

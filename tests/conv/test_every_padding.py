@@ -55,6 +55,7 @@ def torchs(shape: Shape, x: torch.Tensor, w: torch.Tensor, out: int) -> torch.Te
     return F.conv1d(padded, w, stride=s, dilation=d)[:, :, :out]
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize(("ic", "oc"), [(3, 4), (8, 2)], ids=["many", "few"])
 @pytest.mark.parametrize("prop", list(Prop), ids=str)
 def test_computations_are_torchs(prop: Prop, ic: int, oc: int) -> None:
@@ -85,6 +86,7 @@ def test_computations_are_torchs(prop: Prop, ic: int, oc: int) -> None:
         np.testing.assert_array_equal(np.nan_to_num(value), stored.detach().numpy(), err_msg=str(shape))
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("prop", list(Prop), ids=str)
 def test_kernels_keep_their_masks(prop: Prop) -> None:
     """After all passes, of some of these, among them padding only behind of dilated layers."""
@@ -96,6 +98,7 @@ def test_kernels_keep_their_masks(prop: Prop) -> None:
             assert not ComputationCase(made).interpreted(*[s.kernel for s in plan.steps]).problem, shape
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("n", [1, 2])
 def test_output_padding_of_every_stride_and_dilation(n: int) -> None:
     """torch allows as much as the larger of both, so at a stride of 1 as well. In two dimensions each has

@@ -68,6 +68,7 @@ MEANING = {
 }
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("word", MEANING)
 def test_words_mean_what_onednn_says(word: str) -> None:
     made = Epilogue.parse(word)

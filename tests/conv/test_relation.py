@@ -103,6 +103,7 @@ PHASED = {
 }
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("text", "count"), PHASED.items())
 def test_phases_cover_the_result_once(text: str, count: int) -> None:
     p = ConvProblem.parse(text)
@@ -141,7 +142,7 @@ def test_to_one_output_every_position_meets_one_tap() -> None:
     assert len(computes(ConvProblem.parse("mb1ic4ih3iw9oc4oh1ow4kh3kw3sh2sw2"), Prop.BWD_D)) == 2
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(11)
 @pytest.mark.parametrize("i", [1, 2, 5])
 @pytest.mark.parametrize("k", [2, 3, 4])
 @pytest.mark.parametrize("pad", [0, 1, 3])
@@ -186,6 +187,7 @@ def test_every_part_of_a_wide_address_is_wide() -> None:
     assert "mb.to(tl.int64) * 2147483648" in plan.source
 
 
+@pytest.mark.slow
 def test_a_sum_over_nothing_has_a_legal_schedule() -> None:
     p = ConvProblem.parse("mb9ic336ih9oc304oh5kh1sh2")
     assert any(x.size == 0 for a in computes(p, Prop.BWD_D) for x in a.axes_of("K"))

@@ -144,6 +144,7 @@ def test_long_sums_in_pieces(name: str, prop: Prop, monkeypatch: pytest.MonkeyPa
         tensors[prop.result].copy_(saved)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("words", ["bias", "res", "bias+res+relu", *ACTIVATIONS])
 @pytest.mark.parametrize("name", ["plain", "depthwise", "double"])
 def test_epilogues(name: str, words: str) -> None:

@@ -82,6 +82,7 @@ def fits(
     return found
 
 
+@pytest.mark.slow
 def test_boxes_from_a_crowded_cache() -> None:
     """Of 36 kernels of a strided layer of any size on an H100: each of its multiprocessors gets fewer
     bytes from the L2 cache than an H200's, while all fetch."""
@@ -146,6 +147,7 @@ def test_loads_that_the_nearest_cache_answers(monkeypatch: pytest.MonkeyPatch) -
 GRADIENT = "g384mb128ic384ih14oc384oh14kh7ph3 dt=f8e4m3:bf16:f8e5m2 tag=nhwc"
 
 
+@pytest.mark.slow
 def test_bytes_that_are_converted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of three kernels of a weight's gradient, which take 54, 61 and 146 us, estimates would otherwise
     prefer the slowest."""

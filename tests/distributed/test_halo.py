@@ -33,6 +33,7 @@ def pairs(line: SpatialAxis) -> list[tuple[int, int]]:
     ]
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("seed", range(40))
 @pytest.mark.parametrize("prop", [Prop.FWD, Prop.BWD_D])
 def test_a_rank_has_what_it_reads_and_little_more(seed: int, prop: Prop) -> None:
@@ -100,6 +101,7 @@ def test_axes_that_split_follow_from_the_views() -> None:
     }
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("prop", [Prop.FWD, Prop.BWD_D])
 def test_rows_that_are_computed_while_others_travel(prop: Prop) -> None:
     """Rows away from the edges read none of others; with the rank's own rows, those that it receives are

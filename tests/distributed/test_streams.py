@@ -225,6 +225,7 @@ BITS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {
 }
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", BITS)
 def test_pieces_have_the_bits_of_the_whole(name: str, rows_alike: None) -> None:
     made, shape, latency = BITS[name]

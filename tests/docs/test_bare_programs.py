@@ -45,7 +45,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("newcomer")
 
 
-@pytest.mark.every(16)
+@pytest.mark.every(40)
 @pytest.mark.parametrize("case", CASES, ids=name)
 def test_programs_end_as_pasted(case: tuple[Path, Block], home: Path, tmp_path: Path) -> None:
     page, block = case
@@ -103,6 +103,7 @@ double(Group(work_shape=4), np.ones(4, np.float32))
 """
 
 
+@pytest.mark.slow
 def test_a_kernel_on_arrays_of_the_cpu_names_the_cures(home: Path, tmp_path: Path) -> None:
     (tmp_path / "k.py").write_text(UNSET)
     done = programs.run(["-c", "import runpy; runpy.run_path('k.py')"], cwd=tmp_path, env=bare(home))

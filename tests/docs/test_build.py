@@ -83,6 +83,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
     return Site(folder, {p.relative_to(folder): Seen(p.read_text("utf-8")) for p in paths})
 
 
+@pytest.mark.slow
 def test_no_link_leads_nowhere(site: Site) -> None:
     """Of pages and of the reference, to pages, files and anchors."""
     links = [
@@ -95,6 +96,7 @@ def test_no_link_leads_nowhere(site: Site) -> None:
     assert [f"{page}: {link}" for page, link in links if site.dead(page, link)] == []
 
 
+@pytest.mark.slow
 def test_nothing_is_fetched_from_elsewhere(site: Site) -> None:
     """No font, no script, no picture: the site is read without a network."""
     away = [
@@ -113,6 +115,7 @@ def test_nothing_is_fetched_from_elsewhere(site: Site) -> None:
 TABS = ("Home", "Speed up a model", "Write an operation", "Write a kernel", "Read a kernel", "Measure")
 
 
+@pytest.mark.slow
 def test_tabs_are_what_a_reader_wants(site: Site) -> None:
     """On every page; Home has no list of neighbours beside them."""
     home = (site.folder / "index.html").read_text("utf-8")
@@ -138,6 +141,7 @@ def test_the_home_page_says_what_the_readme_says() -> None:
     assert "](images/report_roles.png)](report.md)" in home, "the picture of a report"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(bool(why_not()), reason=why_not())
 def test_search_works_from_a_folder(site: Site) -> None:
     """Browsers start no workers of file:// pages."""
@@ -155,6 +159,7 @@ def test_search_works_from_a_folder(site: Site) -> None:
         assert "settings.html#loggers" in found and not driver.get_log("browser")
 
 
+@pytest.mark.slow
 def test_what_search_needs_is_there(site: Site) -> None:
     """Where there is no browser to try it with."""
     assert (site.folder / "search" / "search_index.js").read_text("utf-8").startswith("var __index = {")
@@ -162,6 +167,7 @@ def test_what_search_needs_is_there(site: Site) -> None:
     assert shims == ["javascripts/iframe-worker.js"] and (site.folder / shims[0]).is_file()
 
 
+@pytest.mark.slow
 def test_the_reference_has_every_public_name(site: Site) -> None:
     anchors = set().union(
         *(seen.anchors for page, seen in site.pages.items() if page.parts[0] == "reference")

@@ -110,6 +110,7 @@ def test_the_estimate_of_a_chip(tmp_path: Path) -> None:
     assert re.search(r"tiles? on 16 multiprocessors", told), told
 
 
+@pytest.mark.slow
 def test_a_kernel_is_compiled_for_a_chip(tmp_path: Path) -> None:
     told = run_with(
         "chip", ["-m", "transconv", "compile", PROBLEM, "--target=sm_87", "--prop=fwd"], tmp_path
@@ -163,6 +164,7 @@ def shifts() -> Iterator[str]:
     passes.unregister("shifts")
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", ["dense_nhwc", "stride_phase", "depthwise"])
 def test_a_pass_that_is_switched_off_changes_no_kernel(
     name: str, shifts: str, monkeypatch: pytest.MonkeyPatch

@@ -67,6 +67,7 @@ def test_what_is_shown(case: tuple[Path, Block], request: pytest.FixtureRequest)
     assert now == block.whole, "the page is stale; --update-golden if that is meant"
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("case", PROGRAMS, ids=name)
 def test_programs(case: tuple[Path, Block], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those whose first line names them are run by the blocks that show what they print."""
@@ -78,6 +79,7 @@ def test_programs(case: tuple[Path, Block], tmp_path: Path, monkeypatch: pytest.
     exec(compile(block.body, str(path), "exec"), {"__name__": "__main__"})
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("case", COMMANDS, ids=name)
 def test_commands(
     case: tuple[Path, str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -57,6 +57,7 @@ ROWS: dict[str, Case] = {
 }
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=[pytest.mark.slow] * (n == "log_softmax")) for n in ROWS]
 )
@@ -99,6 +100,7 @@ def test_scale_shift_and_windows(small: list[Any]) -> None:
     assert len(small) == 3 * 2 + 4
 
 
+@pytest.mark.slow
 def test_what_the_requirements_exclude_has_a_kernel_of_its_own(
     small: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -30,6 +30,7 @@ def test_a_call_is_a_kernel_and_so_is_its_gradient() -> None:
     assert counts() == ({"softmax": 2, "softmax_gradient": 1}, {})
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize(
     ("wrong", "error", "said"),
     [
@@ -314,6 +315,7 @@ def _model(f: Any, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return f.softmax(y, -1) * f.linear(y, w[None].expand(6, 6))
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("cpu", ["interpret", "fallback"])
 def test_compiled_graphs_are_whole(cpu: str) -> None:
     transconv.config.cpu = cpu
@@ -386,6 +388,7 @@ def test_first_results_that_are_hard_to_judge(call: Any, monkeypatch: pytest.Mon
     assert not transconv.stats().fallback
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("name", ["batch_norm", "instance_norm"])
 def test_running_statistics_under_transforms(name: str, compiled: bool) -> None:
@@ -413,6 +416,7 @@ def test_running_statistics_under_transforms(name: str, compiled: bool) -> None:
         torch.testing.assert_close(made(ours, grad), made(F, grad))
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("own", [True, False])
 def test_compiled_code_moves_running_statistics(own: bool) -> None:
     x = torch.linspace(-1, 2, 60).view(3, 4, 5).sin()

@@ -50,6 +50,7 @@ def test_the_smallest() -> None:
     assert {*transconv.stats().native} >= {"matmul", "fwd"} and not transconv.stats().fallback
 
 
+@pytest.mark.every(22)
 @pytest.mark.parametrize(
     "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in CASES]
 )

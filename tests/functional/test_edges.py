@@ -128,6 +128,7 @@ def answers(call: Called, of: Any, rows: list[list[float]]) -> list[Tensor]:
     return [t.detach() for t in found]
 
 
+@pytest.mark.every(3)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", CALLS)
 def test_functions(name: str) -> None:
@@ -176,7 +177,7 @@ APART = {
 }  # bounds that are infinite are none
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(9)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["f32", "f64"])
 @pytest.mark.parametrize(
@@ -237,6 +238,7 @@ ACTIVATED: dict[str | None, Callable[[Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.every(3)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", ACTIVATED)
 def test_fused_convolutions(name: str | None) -> None:
@@ -258,6 +260,7 @@ def test_fused_convolutions(name: str | None) -> None:
         )
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("again", [False, True], ids=["", "create_graph"])
 @pytest.mark.parametrize(
     "call",

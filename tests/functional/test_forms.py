@@ -75,7 +75,7 @@ def known(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
     call_forms._forms.clear()
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize("name", CASES)
 def test_drawn_sizes_are_bound_as_without_a_form(name: str, known: list[bool]) -> None:
     rng = random.Random(name)

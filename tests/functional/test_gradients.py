@@ -48,6 +48,7 @@ def by_meaning(interpreted: None) -> None:
     transconv.config.cpu = "fallback"
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("op", DIFFERENTIABLE, ids=str)
 def test_operations_have_torchs_derivatives(op: Op) -> None:
     """Also where a function has none, such as relu at 0, and where both operands are equal."""

@@ -116,6 +116,7 @@ PARTS: dict[str, tuple[Callable[[Tensor], Tensor], Any]] = {
 }
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", LYING)
 def test_a_part_of_a_batch_wherever_it_lies(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Views begin at any address, and torch gives a dim of one any stride: the same kernel answers, with
@@ -141,6 +142,7 @@ def test_no_samples_are_no_sum() -> None:
     assert F.softmax(torch.empty(0, 3), 1).shape == (0, 3)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", CALLS)
 def test_functions(name: str) -> None:
     run, shapes = CALLS[name]
@@ -150,6 +152,7 @@ def test_functions(name: str) -> None:
         torch.testing.assert_close(made, run(*tensors), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("channels_last", [False, True])
 def test_a_layer_and_its_gradients(channels_last: bool) -> None:
     x, w, b = torch.randn(SAMPLES, 4, 6, 5), torch.randn(6, 4, 3, 3), torch.randn(6)

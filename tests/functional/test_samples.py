@@ -67,6 +67,7 @@ THIRD = 3
 ELSEWHERE = {"pad", "max_pool1d", "max_pool2d", "max_pool3d"}  # test_views.py, test_pools.py
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", [n for at, n in enumerate(NAMES) if at % THIRD and n not in ELSEWHERE])
 def test_a_kernel_has_the_first_sample_that_may_have_one(name: str) -> None:
     """One of each function of which ``test_samples`` and other files have none in ``make test``."""
@@ -86,7 +87,7 @@ def test_samples(name: str) -> None:
     assert found.reasons - {"shape:empty"} <= HANDED.get(name, set())
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("op", elementwise.rows(), ids=str)
 def test_samples_of_operations(op: Op) -> None:
     """As texts of one line; torch's other forms of an operation, such as every second sample of
@@ -111,6 +112,7 @@ def test_each_sample_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert next(calls) == sum(summary[c] for c in ("passed", "fell_back", "failed"))
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     "name", sorted({*functional.__all__} - {"causal_conv1d_update"})
 )  # has no result alone

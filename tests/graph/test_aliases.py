@@ -143,6 +143,7 @@ def _check(
 QUICK = [*VIEWS][:4]  # the others are for `make check-all`
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("dynamic", [True, None, False])
 def test_views_that_are_results(dynamic: bool | None) -> None:
     _check(("by a number", "pool"), QUICK, 1, dynamic)

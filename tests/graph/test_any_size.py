@@ -66,6 +66,7 @@ def longest(cases: Any, *names: str) -> list[Any]:
     return [pytest.param(n, marks=pytest.mark.slow) if n in names else n for n in cases]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", longest(INFERENCE, "convnext", "causal"))
 def test_inference(name: str) -> None:
     made, calls, kernels = INFERENCE[name]
@@ -90,6 +91,7 @@ TRAINING: dict[str, tuple[type[nn.Module], list[Shapes]]] = {
 }
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", longest(TRAINING, "residual"))
 def test_training(name: str) -> None:
     made, calls = TRAINING[name]
@@ -163,6 +165,7 @@ def test_sizes_that_were_not_assumed() -> None:
     assert int(n) == 9 and known.why_not({"S0": 10})  # where only a number is possible
 
 
+@pytest.mark.slow
 def test_a_graph_is_made_anew_for_sizes_that_do_not_meet_its_assumptions(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -214,6 +217,7 @@ def test_sizes_that_data_tell_are_torchs() -> None:
     assert "a size that data tell" in str(report(run))
 
 
+@pytest.mark.slow
 def test_a_kernel_without_a_schedule_for_any_sizes_is_one_for_each(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -306,6 +310,7 @@ def test_texts_of_names_and_of_numbers() -> None:
     assert "do_not_specialize=['S0', 'S1']" in plan.source
 
 
+@pytest.mark.slow
 def test_tensors_full_of_a_size() -> None:
     """A number that is made of sizes is that of each call's."""
 
@@ -343,6 +348,7 @@ def test_dims_that_guards_leave_one_are_broadcast() -> None:
     assert counters["stats"]["unique_graphs"] == 1
 
 
+@pytest.mark.slow
 def test_dims_that_guards_leave_equal_are_one_dim() -> None:
     """Sizes that torch requires to be equal, or a number, are other terms of names in the trace."""
 

@@ -121,7 +121,7 @@ def composed(chains: Sequence[Sequence[Step]]) -> Callable[..., list[Tensor]]:
     return f
 
 
-@pytest.mark.every(8)
+@pytest.mark.every(16)
 @pytest.mark.parametrize("seed", range(16))
 def test_drawn_chains_are_torchs_to_the_bit(seed: int) -> None:
     rng, answered = random.Random(seed), 0
@@ -137,6 +137,7 @@ def test_drawn_chains_are_torchs_to_the_bit(seed: int) -> None:
     assert answered > 6
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize("narrow", [torch.float16, torch.float32])
 @pytest.mark.parametrize("moved", [0, 1, 2])
 def test_a_narrower_type_on_the_way_rounds(narrow: torch.dtype, moved: int) -> None:
@@ -179,6 +180,7 @@ def test_floats_that_may_be_beyond_a_type_are_left_to_torch(low: float, high: fl
     assert torch.equal(got, f(x)[0]) and any("i8(" in text for text in texts) == ours, texts
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("dtype", [*FLOATS, *WHOLE, *BYTES], ids=str)
 def test_products_of_every_type(dtype: torch.dtype) -> None:
     """Products of whole numbers are torch's, to the bit also where a float has other ones."""

@@ -69,6 +69,7 @@ PLACES: dict[str, tuple[Callable[[Tensor], Any], Shapes]] = {
 QUICK = ("argmax", "max", "std")  # by kernels; all, with each way, in `make check-all`
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", QUICK)
 def test_kernels_have_no_size_of_the_example(name: str) -> None:
     f, shapes = PLACES[name]
@@ -112,6 +113,7 @@ def test_an_index_into_a_concatenation(dynamic: bool | None) -> None:
             run(x, y, torch.tensor([0, 4, 1]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dynamic", [None, pytest.param(True, marks=pytest.mark.slow)])
 def test_an_index_into_a_pad(dynamic: bool | None) -> None:
     sets = [[torch.randn(2, n, dtype=D), torch.tensor([0, n + 2, 2, 1])] for n in (5, 4, 7)]
@@ -124,6 +126,7 @@ def test_an_index_into_a_pad(dynamic: bool | None) -> None:
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dynamic", [None, pytest.param(True, marks=pytest.mark.slow)])
 def test_bilinear_at_several_shapes(dynamic: bool | None) -> None:
     sets = [[torch.randn(s, dtype=D)] for s in IMAGES]
@@ -137,6 +140,7 @@ def test_bilinear_at_several_shapes(dynamic: bool | None) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dynamic", [None, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_convolution_with_a_weight_of_unknown_sizes(dynamic: bool | None) -> None:
     sets = [
@@ -180,6 +184,7 @@ def test_drawn_graphs_at_four_shapes(seed: int, dynamic: str) -> None:
         assert found.kernels
 
 
+@pytest.mark.slow
 def test_a_value_is_stored_where_its_group_has_it() -> None:
     """Also where its shape has no order of the group's rows at all sizes."""
     with by_meaning():

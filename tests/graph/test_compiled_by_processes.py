@@ -108,6 +108,7 @@ def test_schedules_that_decisions_need_are_ranked_by_processes(
     assert kinds == sorted(kinds, reverse=True) and sum(kinds) == 12 < len(kinds)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("us", "count"), [(0.5, 1), (1e3, 2)])
 def test_a_plain_product_is_not_ranked_where_its_statistics_surely_leave_with_it(
     processes: AtOnce, monkeypatch: pytest.MonkeyPatch, us: float, count: int
@@ -189,6 +190,7 @@ def work_of(blocks: int, monkeypatch: pytest.MonkeyPatch, cache: Path) -> dict[s
     return counts
 
 
+@pytest.mark.slow
 def test_equal_blocks_are_read_and_estimated_once(
     chip: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -248,6 +250,7 @@ def test_the_backward_graph_is_compiled_before_the_forward_one_runs(
     assert len(seen) == 2 and seen[0] == seen[1] == processes.asked
 
 
+@pytest.mark.slow
 def test_a_backward_graph_that_nothing_hides_is_planned_by_its_first_call(
     processes: AtOnce, monkeypatch: pytest.MonkeyPatch
 ) -> None:

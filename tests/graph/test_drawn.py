@@ -13,6 +13,7 @@ from transconv.graph.lowerings import view_indexing
 SEED, COUNT = 20_000, 40  # `make check-all` draws 500
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("part", range(4))
 def test_drawn_graphs(part: int) -> None:
     for seed in range(SEED + part, SEED + COUNT, 4):

@@ -90,6 +90,7 @@ MISTAKES = {
 }
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_mistake_of_a_row(
     name: str, monkeypatch: pytest.MonkeyPatch, told: list[warnings.WarningMessage]
@@ -108,6 +109,7 @@ def test_a_mistake_of_a_row(
     assert len([w for w in told if issubclass(w.category, stats.FallbackWarning)]) == 1
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("at", ["the end", "the middle"])
 def test_a_mistake_of_inductor(
     at: str, monkeypatch: pytest.MonkeyPatch, told: list[warnings.WarningMessage]
@@ -191,6 +193,7 @@ def test_a_mistake_of_a_gradient(
     assert forward.kernels and not forward.remarks and backward.remarks
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("dynamic", [True, None])
 def test_a_mistake_of_a_later_size(
     dynamic: bool | None, monkeypatch: pytest.MonkeyPatch, told: list[warnings.WarningMessage]
@@ -255,6 +258,7 @@ ODD: dict[str, tuple[Callable[[Tensor], Any], Tensor]] = {
 }
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", ODD)
 def test_no_false_alarm(name: str, told: list[warnings.WarningMessage]) -> None:
     f, x = ODD[name]
@@ -265,6 +269,7 @@ def test_no_false_alarm(name: str, told: list[warnings.WarningMessage]) -> None:
     assert transconv.stats().native["graph"] and transconv.stats().compared["right"] and not wrong(run)
 
 
+@pytest.mark.slow
 def test_sizes_that_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[int, ...]] = []
     real = eager_check.difference
@@ -451,6 +456,7 @@ NOISE: dict[str, tuple[Callable[..., Tensor], list[list[float]], list[float]]] =
 }
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", NOISE)
 def test_noise_of_a_gpu_is_no_alarm(name: str) -> None:
     """A GPU adds products that are not rounded, and sums in another order than torch: a difference of

@@ -24,6 +24,7 @@ CASES: dict[str, tuple[Callable[[Tensor], Tensor], bool]] = {  # whether sizes a
 }
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", CASES)
 def test_gradients(name: str) -> None:
     f, named = CASES[name]
@@ -35,6 +36,7 @@ def test_gradients(name: str) -> None:
     assert len(rows) >= 2 and all(isinstance(row, KernelRow) and not row.numbers for row in rows)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_where_the_largest_is(dtype: torch.dtype) -> None:
     """What is compared with the stored largest value is rounded as it was: evaluated again in another

@@ -205,6 +205,7 @@ def test_a_thread_looks_at_first_results_before_calls_get_them(
     assert transconv.graph.report(run).graphs[0].compared == 1
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("early", ["forward", "backward", "both"])
 def test_training_changes_over_graph_by_graph(
     chip: Chip, asked: list[set[PlanRequest]], early: str
@@ -241,6 +242,7 @@ def test_training_changes_over_graph_by_graph(
         assert counts() == (waits, 0)
 
 
+@pytest.mark.slow
 def test_sizes_that_change(chip: Chip, beside: None) -> None:
     """The first results are looked at for the sizes of one call; those of others are, as they come."""
     net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Softmax(1)).eval()
@@ -259,6 +261,7 @@ def test_sizes_that_change(chip: Chip, beside: None) -> None:
     assert transconv.graph.report(run).graphs[0].compared == 3
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("why", ["memory", "no thread", "wrong"])
 def test_what_is_not_looked_at_is_by_the_call(
     chip: Chip, monkeypatch: pytest.MonkeyPatch, why: str, request: pytest.FixtureRequest
@@ -308,6 +311,7 @@ def test_a_kernel_that_does_not_compile_is_told_once(chip: Chip, beside: None) -
     assert [isinstance(r, TorchRow) for r in rows].count(True) == 1 and len(rows) > 1
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("why", ["fallback", "steady", "deterministic", "stream"])
 def test_calls_wait_where_torch_may_not_answer(
     chip: Chip, why: str, monkeypatch: pytest.MonkeyPatch
@@ -332,6 +336,7 @@ def test_calls_wait_where_torch_may_not_answer(
     assert counts() == (1, 0)
 
 
+@pytest.mark.slow
 def test_calls_wait_where_torch_has_too_little_memory(chip: Chip, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its operators hold values that kernels do not."""
 
@@ -364,6 +369,7 @@ def test_never_compiles_no_kernels(chip: Chip) -> None:
     assert transconv.stats(reset=True).fallback == {"compile:never": 1} and not chip.processes.jobs
 
 
+@pytest.mark.slow
 def test_no_cuda_graph_is_recorded_meanwhile(
     chip: Chip, asked: list[set[PlanRequest]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -415,6 +421,7 @@ class Mixed(nn.Module):
         return torch.softmax(self.last(y), 1)
 
 
+@pytest.mark.slow
 def test_regions_change_over_together(chip: Chip, beside: None) -> None:
     """Each was looked at on what it had in the call that torch answered."""
     net, x = Mixed(), torch.randn(2, 3, 6, 6)

@@ -72,6 +72,7 @@ def over(seen: Seen) -> set[str]:
     return found
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("handed", [False, True])
 def test_of_a_norm_behind_a_convolution(seen: Seen, handed: bool) -> None:
     block, x, w = Block().eval().requires_grad_(False), torch.randn(2, 4, 5, 6), torch.randn(2, 8, 3, 3)

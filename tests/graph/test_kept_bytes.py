@@ -95,6 +95,7 @@ def left(model: nn.Module, x: Tensor, divide: Division, table: Any, ours: bool) 
     return sum(found)
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize(
     "name",
     [

@@ -25,6 +25,7 @@ def chain(x: Tensor, count: int) -> Tensor:
     return x
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("count", [150, pytest.param(600, marks=pytest.mark.slow)])
 def test_a_chain_of_a_compiled_graph(count: int, capfd: pytest.CaptureFixture[str]) -> None:
     run: Any = torch.compile(lambda x: chain(x, count), backend=backend, options={"rest": "eager"})
@@ -71,6 +72,7 @@ def of_joined(x: Tensor) -> tuple[Tensor, ...]:
     return (x + first,)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     "f",
     [

@@ -36,6 +36,7 @@ def rows(found: Report) -> list[list[str]]:
     return [[type(r).__name__ for r in g.rows] for g in found.graphs]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", CASES)
 def test_inference(name: str) -> None:
     made, shapes, kernels = CASES[name]
@@ -50,6 +51,7 @@ def test_inference(name: str) -> None:
     ), "a copy that a view would do"
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", [name for name in CASES if name not in ("mlp", "normalized")])
 def test_training(name: str) -> None:
     made, shapes, _ = CASES[name]
@@ -87,6 +89,7 @@ def test_kernels_in_the_interpreter() -> None:
     assert transconv.stats().native == {"graph": 2} and not transconv.stats().fallback
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_16_bits(dtype: torch.dtype) -> None:
     """A chain is computed in f32 and rounded where it is stored: nearer to f64 than torch is."""

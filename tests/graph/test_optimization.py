@@ -94,6 +94,7 @@ def test_the_fastest_whose_results_are_right_is_kept(
     assert found.lines[1].startswith("  measured: 1 ms a call")
 
 
+@pytest.mark.slow
 def test_random_models_are_compared_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(optimization, "OTHER", "eager")
     monkeypatch.setattr(optimization.ModelTrial, "seconds", lambda self, name: 1.0 + (name != "transconv"))
@@ -104,6 +105,7 @@ def test_random_models_are_compared_as_such(monkeypatch: pytest.MonkeyPatch) -> 
     assert report(fast).optimization.kept == "transconv"
 
 
+@pytest.mark.slow
 def test_gradients_that_hang_on_rounding_are_compared_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
     """The gradient of a bias before a batch norm is rounding alone, and no reason to keep eager; one that
     is another function's is."""
@@ -135,6 +137,7 @@ def test_without_a_gpu_it_stays_eager_and_says_so(capsys: pytest.CaptureFixture[
     assert report(fast).graphs == () and transconv.stats().total == 0
 
 
+@pytest.mark.slow
 def test_modules_that_are_left_out() -> None:
     """Their operations are torch's, forward and backward, in one graph with the others'."""
     model = network()

@@ -99,6 +99,7 @@ def placed(graph: GraphReport) -> int:
     return sum(edge.reason == plan.IN_PLACE for edge in graph.edges)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("f", "parts", "kernels"), CASES, ids=[f.__name__ for f, _, _ in CASES])
 def test_which_parts_are_placed(f: Callable[..., Any], parts: int, kernels: int) -> None:
     graph = made(f)

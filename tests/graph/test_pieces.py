@@ -182,7 +182,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str]] = {
 }
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(6)
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_in_pieces_is_the_whole(name: str) -> None:
     make, shape, over = MODELS[name]

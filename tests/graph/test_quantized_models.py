@@ -68,6 +68,7 @@ def rows_of(f: Callable[..., Any], *tensors: Tensor) -> tuple[Tensor, list[Any],
     return found, [r for m in made for g in m.graphs for r in g.rows], texts
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("kind", "stored"), [("int8", "i8"), ("fp8", "f8e4m3")])
 def test_convolutions_hand_over_bytes(kind: str, stored: str) -> None:
     """Each convolution is a kernel with what follows it; one more may quantise the image."""
@@ -96,6 +97,7 @@ LAYERS: list[tuple[Any, tuple[int, ...], str]] = [
 ]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(("layer", "shape", "mode"), LAYERS)
 def test_zero_points_are_exact_at_borders(layer: Any, shape: tuple[int, ...], mode: str) -> None:
     """Every bit of an integer reference, whose sums are exact, also where windows leave the image: in
@@ -129,6 +131,7 @@ def test_what_has_a_kernel_of_its_own() -> None:
     assert torch.equal(got, want) and "no input_zero_sums tell what the zero point adds" in str(own)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("kind", ["int8_weight_only", "int4_weight_only"])
 def test_weights_become_floats_in_graphs(kind: str) -> None:
     x = torch.randn(1, 16, 6, 6).bfloat16()

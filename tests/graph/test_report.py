@@ -131,6 +131,7 @@ def test_paths_of_modules(path: str, by: object, said: str) -> None:
     assert title([node, node]) == said
 
 
+@pytest.mark.slow
 def test_times_are_beside_the_limit_and_torch(
     inference: GraphReport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -173,6 +174,7 @@ def test_times_are_beside_the_limit_and_torch(
     assert "torch / ours" in Report((found,)).html() and f"{10 / found.step_us:.1%}" in str(found)
 
 
+@pytest.mark.slow
 def test_kernels_with_parts_of_one_operation_are_compared_together() -> None:
     """Moments in one kernel, what is done with them in another one: torch has an operation."""
     graph = fx.Graph()

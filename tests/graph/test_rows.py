@@ -232,6 +232,7 @@ def cases() -> list[Any]:
     ]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(("functions", "inputs", "most"), cases())
 def test_rows(functions: tuple[Callable[..., Any], ...], inputs: tuple[Tensor, ...], most: float) -> None:
     """All functions of a kind as one graph."""
@@ -255,6 +256,7 @@ def test_rows(functions: tuple[Callable[..., Any], ...], inputs: tuple[Tensor, .
     assert rows and not [r for r in rows if not isinstance(r, KernelRow)]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("whole", [torch.int8, torch.uint8])
 def test_quantised_graphs_are_fused(whole: torch.dtype) -> None:
     """What PT2E writes around a convolution: no kernel of its own for what stands behind it. Scales are
@@ -445,6 +447,7 @@ def test_products_of_one_term_are_maps(f: Any) -> None:
     assert not any("=1 ic=1\n" in t or "=1 oc=1\n" in t or "| k=1\n" in t for t in texts), texts
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("n", [2, 3, 5, 8, 13, 24])
 def test_indices_along_a_line_are_found(n: int) -> None:
     """Every index that is a rounded line, ends held where it is clipped, is one: as torch's tensors of

@@ -109,6 +109,7 @@ def test_a_pool_leaves_places_of_32_bits_and_no_image(monkeypatch: pytest.Monkey
     assert sum(n.meta["val"].dtype is torch.float32 for n in saved if n.op == "call_function") == 1
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("narrow", "wide"), [(torch.float16, torch.float32), (torch.bfloat16, torch.float16)]
 )
@@ -126,6 +127,7 @@ def test_parts_that_were_rounded_stay_rounded(narrow: torch.dtype, wide: torch.d
     assert sum(t.count(f" {name}(") for t in texts) == 2, texts
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("shape", [(0, 3, 8, 8), (3, 8, 8)])
 def test_pools_of_no_image_and_of_one(shape: tuple[int, ...]) -> None:
     def f(x: Tensor) -> Tensor:
@@ -151,6 +153,7 @@ class Normed(nn.Module):
         return self.two(image), self.far(image)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("far", "form"),
     [
@@ -175,6 +178,7 @@ def test_results_that_are_handed_out_have_torch_s_strides(
     assert report(run).graphs[0].kernels
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("norm", [nn.GroupNorm, lambda *n: nn.BatchNorm2d(n[1])], ids=["group", "batch"])
 def test_a_forward_graph_tells_how_its_results_lie(
     norm: Callable[..., nn.Module], monkeypatch: pytest.MonkeyPatch

@@ -98,6 +98,7 @@ def plain(source: str) -> str:
     return WORD.sub(lambda m: numbers.setdefault(m[0], f"v{len(numbers)}"), text)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("text", LAYERS)
 def test_kernels_are_those_of_calls(text: str) -> None:
     p = ConvProblem.parse(text)
@@ -204,6 +205,7 @@ def test_a_matrix_product_whose_factor_is_dear_has_it_written_first() -> None:
     assert "| mma |" in str(ready(product.workload, H200, None, False, Plan, True, "now").schedule)
 
 
+@pytest.mark.slow
 def test_parts_of_a_value_that_is_written_once_are_read_in_place() -> None:
     """Two convolutions of halves of a map's result: it is written for both, and neither half is copied."""
     one, none = [1, 1], [0, 0]

@@ -195,6 +195,7 @@ AROUND = [(lambda e, node=node: node(e, X), lambda e, node=node: node(X, e)) for
 ]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("around", AROUND)
 def test_every_expression_inside_every_other(around: tuple[Callable[[ir.Expr], ir.Expr], ...]) -> None:
     made = (each(e) for each in around for e in EACH)
@@ -222,7 +223,7 @@ def test_small_problems_after_every_pass(p: ConvProblem, prop: Prop, data: draw.
             read_back(kernel)
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(11)
 @pytest.mark.parametrize("target", ["sm_80", "sm_90", "sm_100", "gfx942", "pvc", "interpreter"])
 @pytest.mark.parametrize(
     "text",
@@ -247,6 +248,7 @@ PHASES_OF_A_STRIDE = (
 )
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize(("text", "prop", "schedule"), [*EXPLICIT[::4], PHASES_OF_A_STRIDE])
 def test_roles_and_one_launch_for_all(text: str, prop: Prop, schedule: str) -> None:
     problem = ConvProblem.parse(f"{text} dt=f16 tag=axb")

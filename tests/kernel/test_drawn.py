@@ -82,6 +82,7 @@ def right(numbers: Sequence[int], way: str) -> None:
     assert not bad, "\n".join(f"{r['reason']}\n{repeated(r)}" for r in bad)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("line", FAILED_ONCE)
 def test_what_failed_once(line: str) -> None:
     for way in ("numpy", "triton") if INTERPRETED else ("numpy",):
@@ -129,6 +130,7 @@ def test_many(part: int) -> None:
         right(range(40 + 40 * part, 60 + 40 * part), "triton")
 
 
+@pytest.mark.slow
 def test_everything_is_drawn() -> None:
     seen: dict[str, set[str]] = {}
     trials = [draw_trial("u", n) for n in range(400)]
@@ -205,6 +207,7 @@ def test_lines_read_back() -> None:
             KernelTrial.parse(line)
 
 
+@pytest.mark.slow
 def test_a_trial_is_the_same_in_another_process() -> None:
     code = (
         "from transconv.kernel.trials.draw import draw_trial;"

@@ -157,6 +157,7 @@ EDITS = {
 }
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("what", EDITS)
 def test_what_reading_depends_on(
     what: str, cache: Path, lowered: list[str], monkeypatch: pytest.MonkeyPatch
@@ -249,6 +250,7 @@ def test_a_packed_cache_has_them(cache: Path, lowered: list[str], monkeypatch: p
     assert not compared.wrong and len(compared.left) == 1, "a kernel is lowered where it is called"
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("field", "value"),
     [("fixed", [99]), ("fixed", [0, 1]), ("plain", "x"), ("stored", ["a b"]), ("stored", None)],

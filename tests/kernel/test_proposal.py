@@ -31,6 +31,7 @@ def test_the_pairwise_distances_have_the_same_bits() -> None:
         np.testing.assert_array_equal(distances(function, group, x1, x2), first)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="needs Triton's interpreter")
 def test_the_bits_of_compiled_distances() -> None:
     """Up to 16 columns all three add in the order of a loop, as the simulator does; of more, reductions
@@ -62,6 +63,7 @@ def test_in_the_simulator(case) -> None:
     check(case, given)
 
 
+@pytest.mark.every(2)
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="needs Triton's interpreter")
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
 def test_in_tritons_interpreter(case) -> None:
@@ -70,6 +72,7 @@ def test_in_tritons_interpreter(case) -> None:
     check(case, given)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
 def test_as_written_and_after_all_passes(case) -> None:
     low = case.kernel.lower(case.group, *copies(case), target="sm_90")

@@ -20,6 +20,7 @@ from transconv.kernel.simulator.execution import simulate
 from transconv.kernel.simulator.group import SimulatedGroup
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     "case", [*CASES, *item_cases.CASES, *function_cases.CASES, *control_cases.CASES], ids=lambda c: c.name
 )

@@ -87,6 +87,7 @@ def test_one_kernel_for_products_of_many_sizes() -> None:
     assert "A_in_row8 = id_0 * 8 + row8 < A_d0" in text
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("shape", [(9, 11), (40, 6), (13, 21), (2, 50), (24, 64)])
 def test_after_all_passes_for_other_sizes(shape: tuple[int, int]) -> None:
     """The interpreter of the IR, on the kernel that was made for one size, at the others."""
@@ -172,6 +173,7 @@ def test_whole_numbers() -> None:
     assert compiled(of) == [6]  # any n, four numbers that are constants, another constant
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("shape", [(3, 40), (33, 64), (0, 7)])
 def test_declared_geometry(shape: tuple[int, int]) -> None:
     """Symbols, numbers in annotations and tunable numbers, in two engines."""

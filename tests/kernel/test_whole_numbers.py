@@ -239,6 +239,7 @@ def wrong(expressions: Sequence[str], x: Array, y: Array, folder: Path, ways: st
     return found
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("dtype", TYPES)
 def test_all_pairs_of_8_bits(dtype: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")
@@ -280,6 +281,7 @@ def test_all_pairs_of_8_bits_with_numbers(
     assert not wrong(texts(dtype, NUMBERS), x, y, tmp_path, "triton ir")
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("dtype", [np.int32, np.int64])
 def test_the_ends_of_wider_types(dtype: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The least number has no opposite: nothing divides by changing signs."""
@@ -319,6 +321,7 @@ def at_the_ends(dtype: Any) -> tuple[list[str], list[str], Array, Array]:
     return divided, every, x, y
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("dtype", TYPES)
 def test_numbers_that_a_type_does_not_hold_are_refused(dtype: Any, tmp_path: Path) -> None:
     """NumPy raises OverflowError."""
@@ -370,6 +373,7 @@ def test_numbers_at_run_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
             made(line).simulate(Group(256, 64), x, out, 300)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     "line",
     [
@@ -393,6 +397,7 @@ def test_numbers_that_are_stored(line: str, tmp_path: Path) -> None:
             call(Group(1, 1), x, y)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int64])
 def test_reductions(dtype: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of rows of all kinds, also those of ends alone; small numbers are summed in 32 bits."""

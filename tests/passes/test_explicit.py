@@ -154,7 +154,7 @@ def answer(
     return unpack(memory.buffers[c], layouts[c], shapes(p)[c])
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(10)
 @pytest.mark.parametrize(
     ("text", "prop", "schedule"), CASES, ids=[f"{c[1]}-{c[0]}-{i}" for i, c in enumerate(CASES)]
 )
@@ -162,7 +162,7 @@ def test_whoever_goes_first_the_answer_is_right(text: str, prop: Prop, schedule:
     right_in_any_order(ConvProblem.parse(f"{text} dt=f16 tag=axb"), prop, schedule)
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize(
     ("text", "prop", "schedule", "transposed"),
     TURNED,
@@ -228,6 +228,7 @@ class _Without(ir.Mutator):
         return None if at.func.name == self.name and about == self.barrier else at
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("name", "barrier", "said"),
     [
@@ -292,6 +293,7 @@ def test_what_explicit_kernels_do_with_f32(math: str, k: int, said: str) -> None
     assert (said in reason) if said and reason else reason is None and not said
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("words", "math"),
     [(ROLE, "tf32"), ("a=box b=box", "tf32"), ("a=box b=box", "ieee"), ("a=gather b=box", "tf32")],
@@ -408,6 +410,7 @@ def test_every_barrier_is_made_and_no_slot_that_it_does_not_have() -> None:
     assert sum("mbarrier.init" in x for x in lines) == 3
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("split", "programs"), [(2, 8), (3, 8), (1, 0)])
 def test_parts_of_sums_are_dealt_out_like_tiles(split: int, programs: int) -> None:
     """5 tiles are fewer than 8 programs, their parts are more."""

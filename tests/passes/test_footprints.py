@@ -37,6 +37,7 @@ def unproved(kernels: list[Kernel]) -> list[str]:
     return [f"{k.name}: {f.why_not}" for k in kernels for f in footprints(k) if f.why_not]
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("name", sorted(GOLDEN))
 def test_golden_kernels(name: str) -> None:
     text, prop, schedule, epilogue, launch = GOLDEN[name]

@@ -169,7 +169,7 @@ def _with_another(compute: Compute) -> Compute:
     return replace(compute, steps=(*steps, other, replace(store, value=value)))
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize("name", CASES)
 def test_every_pass_gives_the_answer(name: str) -> None:
     text, schedule = CASES[name]
@@ -190,6 +190,7 @@ def test_the_result_takes_the_place_of_the_first_that_is_alike() -> None:
     assert fetched(kernel(*CASES["stored apart"]))["R"] == "R_tile"
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", ["in turns", "stored apart", "one step"])
 def test_only_vectors_are_still_loaded(name: str) -> None:
     made = kernel(*CASES[name])
@@ -209,6 +210,7 @@ class Without(ir.Mutator):
         return None if at.func.name == self.func and named == self.barrier else at
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("name", "func", "barrier", "says"),
     [

@@ -49,7 +49,7 @@ def problem(text: str) -> ConvProblem:
     return ConvProblem.parse(f"{text} dt=f16 tag=axb")
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(8)
 @pytest.mark.parametrize(("text", "schedule"), CASES, ids=[c[0] for c in CASES])
 def test_one_launch_does_all_phases(text: str, schedule: str) -> None:
     p = problem(text)
@@ -87,7 +87,7 @@ TILES = [  # of a few features, of groups, with a copy of the weight
 NINE = "g16mb1?ic16ih10?oc16oh3kh4sh3", TILES[2][1]
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize(
     ("text", "schedule"), [*TILES, NINE], ids=["few", "groups", "copied", "nine phases"]
 )
@@ -119,6 +119,7 @@ def test_a_program_finds_its_phase(text: str, schedule: str, monkeypatch: pytest
         assert np.array_equal(launched(run, p, values), expected), (mb, h, w)
 
 
+@pytest.mark.slow
 def test_positions_that_are_written_out_stay_apart() -> None:
     """Their compiler would keep the registers of all phases."""
     plain, names = marked(f"{TILES[1][0]} dt=f16 tag=axb")
@@ -200,6 +201,7 @@ def test_what_stays_apart(text: str, schedule: str) -> None:
     assert len(compiler.build(problem(text), BWD_D, SM90, Schedule.parse(schedule)).steps) == 4
 
 
+@pytest.mark.slow
 def test_phases_whose_own_schedules_differ_take_one_that_is_as_fast_for_all() -> None:
     """A launch of each takes longer than what a common tile loses; given schedules are kept."""
     p = ConvProblem.parse("mb8ic64ih160oc256oh80kh3sh2ph1 dt=bf16:f8e4m3:f8e5m2 tag=nhwc")
@@ -224,7 +226,7 @@ def test_phases_are_launched_one_by_one_where_together_is_wrong() -> None:
         check_records.forget()
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("share", "words"),
     [("%2", "c=box programs=3"), ("", "programs=3"), ("%2", "c=box programs=2 consumers=2")],

@@ -42,6 +42,7 @@ def test_a_choice_that_copies_an_operand_first() -> None:
     assert len(steps) == 2 and wrong_stages(p, Prop.FWD, launches_of(steps)) == []
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("off", ["", "simplify", "simplify hoist lets"])
 def test_two_bounds_that_leave_one_value_name_it(off: str) -> None:
     """Also where a pass writes it: the LLVM of Triton 3.6 evaluates `(0 <= iw) & (iw < 1)` of
@@ -60,6 +61,7 @@ OTHER = {"acc": "zq_acc", "a": "zq_a", "b": "zq_b", "bia_value": "zq_bia_value_z
 EXPLICIT = "mma | a=box b=box via=gluon"
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     "text",
     [
@@ -96,6 +98,7 @@ def test_names_mean_nothing(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [t.replace("zq_", "").replace("_zq", "") for t in made] == plain
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("prop", list(Prop))
 def test_adjoint(prop: Prop) -> None:
     """<conv(x, w), y> = <x, bwd_d(y, w)> = <w, bwd_w(x, y)>: no reference is needed for backward."""

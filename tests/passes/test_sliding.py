@@ -67,12 +67,13 @@ CASES = [
 ]
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize(("text", "prop", "schedule"), CASES)
 def test_every_pass_keeps_the_meaning(text: str, prop: Prop, schedule: str) -> None:
     check(text, prop, schedule, {}, range(2, len(PIPELINE) + 1))
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("off", ["unroll", "reuse", "widen", "hoist"])
 @pytest.mark.parametrize(("text", "prop", "schedule"), [CASES[1], CASES[5]])
 def test_passes_can_be_left_out(text: str, prop: Prop, schedule: str, off: str) -> None:
@@ -179,6 +180,7 @@ def test_refusals(prop: Prop, schedule: str, reason: str) -> None:
     assert reason in str(why_not(Schedule.parse(schedule), made_of(f"{P} tag=axb", prop), SM90))
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("text", "schedule", "loads"),
     [
@@ -241,6 +243,7 @@ def test_counted_instructions_are_those_of_the_machine_code() -> None:
         assert 0.8 < counted / (issued / SM90.rates.issue.clock / SM90.rates.issue.share / 1e3) < 1.35
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize("prop", list(Prop))
 @pytest.mark.parametrize(
     "shape",

@@ -43,6 +43,7 @@ def built(text: str, prop: Prop, words: str) -> tuple[Compute, Plan]:
     return compute, build_compute(compute, SM90, Schedule.parse(words))
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("text", "prop", "words"), KERNELS)
 def test_no_mask_of_a_tile_is_left_inside(text: str, prop: Prop, words: str) -> None:
     _, plan = built(text, prop, words)
@@ -60,6 +61,7 @@ def test_no_mask_of_a_tile_is_left_inside(text: str, prop: Prop, words: str) -> 
     assert len(find(branch.then, Load)) == len(find(branch.other, Load))
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("text", "prop", "words"), KERNELS)
 def test_tiles_inside_and_at_edges(text: str, prop: Prop, words: str) -> None:
     """The least sizes, at which every tile is at an edge, drawn ones, and rows of a few whole tiles."""

@@ -85,6 +85,7 @@ def test_a_keyboard_is_enough(driver: Any) -> None:
     assert active(driver) == "PRE", "what was folded away can be scrolled by keyboard"
 
 
+@pytest.mark.slow
 def test_a_phone_needs_no_horizontal_scrolling(driver: Any) -> None:
     resize(driver, 360, 740)
     driver.execute_script("document.querySelectorAll('details').forEach(d => d.open = true)")
@@ -96,6 +97,7 @@ def test_a_phone_needs_no_horizontal_scrolling(driver: Any) -> None:
     assert driver.get_log("browser") == []
 
 
+@pytest.mark.slow
 def test_light_and_dark(driver: Any) -> None:
     light = colour(driver)
     resize(driver, 1280, 900, dark=True)
@@ -120,6 +122,7 @@ def test_light_and_dark(driver: Any) -> None:
     assert ratio >= 4.5, "text stands out from the page"
 
 
+@pytest.mark.slow
 def test_it_can_be_read_without_scripts(driver: Any, page: str) -> None:
     driver.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
     try:

@@ -169,6 +169,7 @@ def test_a_computation_gets_a_page_too(tmp_path: Path) -> None:
     assert "stores <code>Y</code>" in made(tmp_path, norm, "--target", "sm_90", "--no-compile")
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     "words",
     [
@@ -214,6 +215,7 @@ def rows(path: Path, *changed: dict[str, str]) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_table_of_times_is_shown_beside_the_estimate(tmp_path: Path) -> None:
     table = rows(
         tmp_path / "times.csv",

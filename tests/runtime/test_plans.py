@@ -118,7 +118,7 @@ PACKED = [
 ]
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(8)
 @interpreted
 @pytest.mark.parametrize(
     ("text", "prop", "schedule"), PACKED, ids=[f"{i}-{c[1]}-{c[0]}" for i, c in enumerate(PACKED)]
@@ -160,7 +160,7 @@ GATHERED = [
 ]
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(9)
 @interpreted
 @pytest.mark.parametrize("math", ["tf32", "ieee"])
 @pytest.mark.parametrize("fine", [0, 1])
@@ -272,6 +272,7 @@ def test_the_epilogue_stays_with_the_sum() -> None:
 # -- tensors that do not fit -----------------------------------------------------------------------
 
 
+@pytest.mark.every(5)
 @interpreted
 @pytest.mark.parametrize(
     ("name", "change", "said"),
@@ -313,6 +314,7 @@ def test_what_fits_a_plan_in_other_words() -> None:
     assert torch.equal(t["dst"], wanted)
 
 
+@pytest.mark.every(2)
 @interpreted
 @pytest.mark.parametrize(
     ("tags", "prop", "pack"),
@@ -400,6 +402,7 @@ def test_starter_of_several_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 # -- who is to blame ------------------------------------------------------------------------------
 
 
+@pytest.mark.every(2)
 @interpreted
 @pytest.mark.parametrize("planted", ["pack_src", "unpack_dst", "conv_fwd"])
 def test_a_wrong_kernel_among_copies_is_the_one_that_is_rejected(

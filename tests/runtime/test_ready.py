@@ -251,6 +251,7 @@ def test_a_kept_plan_is_the_plan(there: set[str], monkeypatch: pytest.MonkeyPatc
         assert second.steps[0].kernel is first.steps[0].kernel, "the passes run for those who ask"
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     "change",
     [{"digest": "0" * 32}, {"source": "import os"}, {"schedule": "nonsense"}, {"boxes": 3}, {"zero": {}}],
@@ -317,6 +318,7 @@ def test_a_kept_plan_of_any_size_is_the_plan_or_made_again(
         assert str(made.steps[0].triton.programs) == str(first.steps[0].triton.programs), change
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("prop", Prop)
 @pytest.mark.parametrize("padding", ["", "ph1"])
 def test_numbers_of_sizes_that_may_be_negative_are_read_back(

@@ -63,6 +63,7 @@ def test_the_estimate_chooses(layer: LayerRegistry) -> None:
     assert len(seen) >= 2 and len(layer.questions) <= directions.MOST_KERNELS
 
 
+@pytest.mark.slow
 def test_addresses_are_as_wide_as_the_requirements_need(gathered: LayerRegistry) -> None:
     """Images of 2^36 elements need 64 bits: they are not for kernels of a layer whose examples do not."""
     chosen = gathered.choose((8, 300, 400), "now")
@@ -129,6 +130,7 @@ def test_a_start_has_nothing_left_to_decide(
     ]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("prop", Prop)
 def test_no_more_than_six_kernels(prop: Prop, monkeypatch: pytest.MonkeyPatch) -> None:
     strided = ConvProblem.parse("mb2ic8iw20oc8ow10kw3sw2pw1 dt=f16")
@@ -169,6 +171,7 @@ def test_a_text_for_any_size_is_read_back() -> None:
         }
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     "text",
     [

@@ -107,7 +107,7 @@ def read_back(compute: Compute, step: Any) -> Any:
     )
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("at", range(len(LAYERS)), ids=NAMES)
 def test_drawn_sizes_edges_first(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the IR's interpreter, which reads beyond no tensor, and in Triton's."""
@@ -123,6 +123,7 @@ def test_drawn_sizes_edges_first(at: int, monkeypatch: pytest.MonkeyPatch) -> No
         assert not judged.problem, (drawn, judged.problem)
 
 
+@pytest.mark.slow
 def test_weights_are_copied_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """Their sizes are numbers; copies of images are in test_sized_copies.py."""
     monkeypatch.setenv("TRITON_INTERPRET", "1")
@@ -134,6 +135,7 @@ def test_weights_are_copied_first(monkeypatch: pytest.MonkeyPatch) -> None:
         assert not ComputationCase(compute.at(**drawn)).launched(plan, "cpu").problem, drawn
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("at", [1, NAMES.index("planes")])
 def test_kernels_are_read_back(at: int) -> None:
     compute = built(at)[0]
@@ -192,6 +194,7 @@ STEPPED = (  # a step of 2, of 3 with a dilation, along one of two dimensions, i
 )
 
 
+@pytest.mark.every(2)
 @pytest.mark.skipif(not is_direct(), reason="this release of Triton has no such descriptors")
 @pytest.mark.parametrize(("text", "prop", "schedule"), STEPPED)
 def test_boxes_take_every_second_position(text: str, prop: Prop, schedule: str) -> None:
@@ -222,6 +225,7 @@ def test_a_box_that_forgets_its_step_is_found_out() -> None:
     assert ComputationCase(compute.at(**drawn)).interpreted(wrong.at(drawn)).problem
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not is_direct(), reason="as above")
 def test_stepped_boxes_are_read_back_and_lie_on_disk(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -311,6 +315,7 @@ def test_a_kernel_whose_descriptor_is_refused_is_replaced(monkeypatch: pytest.Mo
 MERGED = "g8mb2?ic32ih6?oc32oh6kh3ph1 dt=f16 tag=nhwc"
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("prop", "schedule"),
     [

@@ -117,7 +117,7 @@ def built(name: str, target: Target = SM90) -> tuple[Compute, Plan]:
     return compute, build_compute(compute, target, Schedule.parse(schedule))
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("name", LAYERS)
 def test_drawn_sizes_edges_first(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the IR's interpreter, which reads beyond no tensor and finds padding that was read, and in
@@ -136,6 +136,7 @@ def test_drawn_sizes_edges_first(name: str, monkeypatch: pytest.MonkeyPatch) -> 
         assert not judged.problem, (drawn, judged.problem)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", ["weight", "padded", "image", "turned"])
 def test_every_pass(name: str) -> None:
     compute, plan = built(name)
@@ -274,6 +275,7 @@ def test_machine_code(name: str) -> None:
         assert isinstance(found, Resources) and not found.flaw, found
 
 
+@pytest.mark.slow
 def test_a_start_takes_workspaces_of_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
     """As long as its sizes say, and hands them to the kernels that take them: not to the weight's copy."""
     plan = built("operands")[1]
@@ -294,6 +296,7 @@ def test_a_start_takes_workspaces_of_the_call(monkeypatch: pytest.MonkeyPatch) -
     assert [room for room, _ in plan.at({"MB": 1, "IW": 7}).spaces()] == [(7 * 16,), (weight,)]
 
 
+@pytest.mark.slow
 def test_results_that_begin_anywhere_are_stored_one_by_one() -> None:
     """By a kernel of Gluon, which stores sums as the matrix unit leaves them: rows of an odd length, or of
     a length that is an argument; not rows of a multiple of 16 bytes."""

@@ -65,7 +65,7 @@ def built(name: str) -> tuple[Compute, Plan]:
     return compute, build_compute(compute, SM90, Schedule.parse(schedule))
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("name", LAYERS)
 def test_drawn_sizes_edges_first(name: str) -> None:
     compute, plan = built(name)

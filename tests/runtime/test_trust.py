@@ -104,6 +104,7 @@ def answer(p: ConvProblem, prop: Prop, t: dict[str, torch.Tensor]) -> torch.Tens
 # -- the next plan takes over ----------------------------------------------------------------------
 
 
+@pytest.mark.every(2)
 @interpreted
 @pytest.mark.parametrize("prop", list(Prop))
 def test_a_wrong_kernel_is_replaced(prop: Prop, plant: Plant, caplog: pytest.LogCaptureFixture) -> None:
@@ -242,6 +243,7 @@ def test_parts_of_a_split_sum_are_rejected_together(plant: Plant) -> None:
     assert all(check_records.is_wrong(step.digest) for step in split.steps)
 
 
+@pytest.mark.every(2)
 @interpreted
 @pytest.mark.parametrize("value", [0.0, 1.0, float("nan")])
 def test_dull_data_prove_nothing(value: float, plant: Plant) -> None:
@@ -321,6 +323,7 @@ def asserted() -> None:
     exec("def inside(): assert False\ninside()", {"__name__": "triton.language.semantic"})
 
 
+@pytest.mark.every(2)
 @interpreted
 @pytest.mark.parametrize("raised", [gave_up, asserted])
 def test_a_kernel_that_triton_refuses_is_replaced(raised: Callable[[], None]) -> None:

@@ -36,7 +36,7 @@ CASES = [
 ]
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize(
     ("text", "prop", "schedule"), CASES, ids=[f"{i}-{c[1]}-{c[0]}" for i, c in enumerate(CASES)]
 )
@@ -78,6 +78,7 @@ ODD = [
 ]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(("text", "prop", "schedule", "reason"), ODD)
 def test_planes_that_lack_a_row(text: str, prop: Prop, schedule: str, reason: str) -> None:
     p = ConvProblem.parse(f"{text} dt=f16 tag=axb")
@@ -90,7 +91,7 @@ def test_planes_that_lack_a_row(text: str, prop: Prop, schedule: str, reason: st
     assert wrong_stages(p, prop, launches_of(steps)) == []
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize(
     ("text", "tile"),
     [
@@ -114,6 +115,7 @@ def test_phases_of_odd_sizes_are_stored_in_boxes(text: str, tile: str, words: st
     assert wrong_stages(p, Prop.BWD_D, launches_of(steps, target=target)) == []
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("text", "prop", "schedule"),
     [

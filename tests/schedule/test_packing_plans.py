@@ -109,6 +109,7 @@ compute chain
 """)
 
 
+@pytest.mark.slow
 def test_a_copy_of_what_an_earlier_kernel_stored() -> None:
     """It follows that kernel, and the copy back of what is packed again."""
 
@@ -144,6 +145,7 @@ def test_a_copy_of_what_an_earlier_kernel_stored() -> None:
     assert np.array_equal(memory.buffers["Y"], y.ravel())
 
 
+@pytest.mark.slow
 def test_each_unit_reads_its_own_copy() -> None:
     """The matrix unit multiplies what was rounded to tf32, products element by element all of f32, also
     where phases of one plan mix both: none may be given the copy of the other."""
@@ -208,7 +210,7 @@ def test_problems_share_the_copies_of_their_tensors() -> None:
 # -- the choice -----------------------------------------------------------------------------------
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("prop", list(Prop))
 @pytest.mark.parametrize(
     "shape", ["mb32ic256ih56oc256oh56kh3ph1", "mb128ic512ih7oc512oh7kh3ph1", "ic128id32oc128od32kd3pd1"]
@@ -277,6 +279,7 @@ def test_an_operand_is_copied_once(pack: str) -> None:
 PATCHES = "mb64ic3ih4oc32oh1kh4sh4ph0"
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("types", "prop", "schedule"),
     [

@@ -50,7 +50,7 @@ def planned(text: str, prop: Prop, blocks: str, words: str, dtype: str):  # type
     return p, schedule, compiler.plan_steps(p, prop, SM90, schedule, Epilogue())
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(10)
 @pytest.mark.parametrize(("text", "prop", "blocks", "words", "dtype"), ALL, ids=IDS)
 def test_piles_mean_the_same(text: str, prop: Prop, blocks: str, words: str, dtype: str) -> None:
     p, schedule, steps = planned(text, prop, blocks, words, dtype)

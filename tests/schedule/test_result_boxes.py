@@ -56,6 +56,7 @@ def sent(made: ir.Kernel) -> dict[str, str]:
     return found
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", [*CASES, *LEFT])
 def test_every_pass_gives_the_answer(name: str) -> None:
     text, schedule = (CASES | LEFT)[name]
@@ -72,6 +73,7 @@ def test_which_results_are_sent() -> None:
     assert all("Q" not in sent(kernel(*case)) for case in LEFT.values())
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("name", "func", "says"),
     [

@@ -56,7 +56,7 @@ CASES = [  # with the rows of a slot, and the tiles of the other operand
 ]
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize(
     ("text", "prop", "schedule", "rows", "others"),
     CASES,
@@ -81,6 +81,7 @@ def test_the_answer_is_right_whoever_goes_first(
     )
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("dtypes", "wide", "epilogue"),
     [
@@ -108,6 +109,7 @@ def test_sums_that_move_are_parts_of_a_group(stages: int) -> None:
     assert len(parts) == (3 if stages == 2 else 2)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("text", "shared"),
     [

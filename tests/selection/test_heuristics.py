@@ -81,6 +81,7 @@ def test_candidates_are_legal(p: ConvProblem, prop: Prop, name: str) -> None:
         assert ranks == sorted(ranks) or any(x.size == 0 for x in compute.axes_of("K"))
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 @given(problems(dtype="f32"), st.sampled_from(list(Prop)), st.sampled_from(GPUS))
 def test_plans_have_a_legal_schedule_per_kernel(p: ConvProblem, prop: Prop, name: str) -> None:
@@ -95,6 +96,7 @@ def test_interpreter_ranks_by_steps_alone() -> None:
     assert best.split_k == 1
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("prop", list(Prop))
 @pytest.mark.parametrize("target", GPUS)
 def test_choosing_is_quick(prop: Prop, target: str) -> None:
@@ -134,6 +136,7 @@ def test_what_the_matrix_unit_cannot_do_well(text: str) -> None:
     assert first(text).unit == "fma"
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("prop", list(Prop))
 @pytest.mark.parametrize("target", GPUS)
 def test_products_of_elements_have_lanes_along_rows_and_columns(prop: Prop, target: str) -> None:

@@ -54,6 +54,7 @@ CONSTANTS = list(product([-4, -2, -1, 1, 2, 3, 6], [2, 3, 4], [-3, -1, 0, 1, 2, 
 BOTH = {**INTEGERS, **CONDITIONS}
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("shape", BOTH)
 @pytest.mark.parametrize("facts", [Facts(), BOUNDED], ids=["no facts", "bounded"])
 def test_value_range_and_divisor(shape: str, facts: Facts) -> None:
@@ -61,6 +62,7 @@ def test_value_range_and_divisor(shape: str, facts: Facts) -> None:
         _check(BOTH[shape](*constants), facts, POINTS)
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("shape", ["div", "mod", "mod common", "div above", "linear equal"])
 @pytest.mark.parametrize("condition", CONDITIONS)
 @pytest.mark.parametrize("step", [11, pytest.param(5, marks=pytest.mark.slow)])
@@ -74,7 +76,7 @@ def test_under_an_assumption(shape: str, condition: str, step: int) -> None:
             _check(e, facts, inside)
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(6)
 @pytest.mark.parametrize("shape", BOTH)
 @pytest.mark.parametrize("n", [2, 3, 4])
 def test_with_a_known_divisor(shape: str, n: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
@@ -123,6 +124,7 @@ def test_simplified_is_a_fixpoint(case: tuple[dict[Expr, Range], Expr]) -> None:
     assert simplify(made, _facts(space)) is made
 
 
+@pytest.mark.slow
 @THOROUGH
 @given(_cases())
 def test_without_facts_it_holds_everywhere(case: tuple[dict[Expr, Range], Expr]) -> None:
@@ -179,6 +181,7 @@ def test_proofs_hold(case: tuple[dict[Expr, Range], Expr]) -> None:
     assert prove(cond, facts.assume(cond)) or not any(truths)
 
 
+@pytest.mark.slow
 @THOROUGH
 @given(_spaces(), st.integers(2, 6), st.data())
 def test_stated_divisors_are_used_soundly(space: dict[Expr, Range], n: int, data: st.DataObject) -> None:

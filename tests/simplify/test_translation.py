@@ -45,6 +45,7 @@ def _texts(kernel: Kernel) -> list[Expr]:
     return list(dict.fromkeys(found))
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", list(CASES))
 def test_golden_kernels_return(name: str) -> None:
     """Every address and mask of every stage, the same but for the order of terms."""

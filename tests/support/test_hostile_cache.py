@@ -112,6 +112,7 @@ def test_many_writers_lose_nothing() -> None:
     assert seen > 10
 
 
+@pytest.mark.slow
 def test_many_processes_compile_into_one_cache(cache: Path) -> None:
     """Each leaves a whole file, and the same one."""
     code = """
@@ -223,6 +224,7 @@ def test_a_tampered_copy_is_never_executed(cache: Path) -> None:
     assert jit_module.write(made.source, path.stem) == path and path.read_text() == made.source
 
 
+@pytest.mark.every(2)
 @interpreted
 @pytest.mark.parametrize("spoil", ["planted", "given away", "open to a group", "a path", "an open parent"])
 def test_a_plan_of_somebody_else_is_not_executed(
@@ -439,6 +441,7 @@ def test_a_disk_that_fills_while_a_file_is_written(cache: Path) -> None:
 # -- death -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_killed_in_the_middle(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whenever a writer is killed, the record is whole, and its lock does not outlive it."""
     code = """
@@ -511,6 +514,7 @@ def test_file_systems_without_locks(
 # -- through the front door ------------------------------------------------------------------------
 
 
+@pytest.mark.every(2)
 @interpreted
 @pytest.mark.parametrize("spoil", ["world-writable", "full", "damaged"])
 def test_convolutions_do_not_mind(

@@ -115,6 +115,7 @@ def test_fused_calls_modules_and_operators(nothing_new: Any) -> None:
     assert counts() == ({"fwd any size": 8}, {})
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("rank", "transposed", "numbers"),
     [
@@ -158,6 +159,7 @@ def test_an_unequal_padding_under_a_stride_is_refused() -> None:
     assert counts() == ({"fwd": 1}, {})
 
 
+@pytest.mark.slow
 def test_one_graph_for_twenty_sizes(nothing_new: Any) -> None:
     """Symbolic sizes reach operators and kernels: no graph, no guard and no plan for a size."""
     model = torch.nn.Conv2d(8, 16, 3, padding=1)
@@ -198,6 +200,7 @@ def test_marked_dims_are_not_specialised(nothing_new: Any) -> None:
     assert graphs.frame_count == 1 and counts() == ({"fwd any size": 4}, {})
 
 
+@pytest.mark.slow
 def test_export_with_dynamic_sizes(nothing_new: Any) -> None:
     model = torch.nn.ConvTranspose1d(8, 8, 3, stride=2).eval()
     plain = copy.deepcopy(model)

@@ -149,6 +149,7 @@ def test_a_size_that_is_compiled_already_has_its_own_kernel(sized: Machine) -> N
     assert answers() == {"fwd": 3} and not sized.processes.jobs
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("fixed", ["steady", "deterministic", "fallback", "graph"])
 def test_what_is_fixed_waits_for_kernels_of_its_own(sized: Machine, fixed: str) -> None:
     sized.general = True
@@ -230,6 +231,7 @@ class Event:
         return other.at - self.at
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("own_ms", "other_ms", "taken"), [(1.0, 2.0, True), (1.5, 1.0, False), (1.0, 1.0, True)]
 )
@@ -248,6 +250,7 @@ def test_a_trial_takes_what_was_faster(own_ms: float, other_ms: float, taken: bo
     assert trial.over() and choice.settled and choice.own is taken
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("faster", ["own", "any size"])
 def test_as_on_a_gpu_the_faster_kernel_stays(
     sized: Machine, faster: str, monkeypatch: pytest.MonkeyPatch

@@ -84,6 +84,7 @@ CALLS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 }
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", CALLS)
 def test_the_forward_call_hands_over_its_gradients(processes: Processes, name: str) -> None:
     x, w = leaves()
@@ -153,6 +154,7 @@ def test_what_no_process_has_begun_is_compiled_here(processes: Processes) -> Non
     assert transconv.stats(reset=True).native == {"fwd": 1, "bwd_d": 1, "bwd_w": 1}
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels last"])
 @pytest.mark.parametrize("size", [(5, 5), (3, 3)], ids=["image", "pixel"])
 def test_what_is_handed_over_is_what_the_backward_pass_asks_for(
@@ -262,6 +264,7 @@ STATES: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", STATES)
 def test_nothing_is_handed_over(processes: Processes, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     model = nn.Sequential(nn.Conv2d(4, 4, 3), nn.Conv2d(4, 6, 3))

@@ -61,7 +61,7 @@ def test_in_a_process_of_its_own() -> None:
     assert "passed" in found.stdout
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(11)
 @interpreted
 @pytest.mark.parametrize("name", s.FUNCTIONS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64], ids=str)
@@ -84,6 +84,7 @@ def test_results_and_gradients(name: str, dtype: torch.dtype) -> None:
     assert sorted(transconv.stats().native.values()) == [1, 1, 1]
 
 
+@pytest.mark.every(2)
 @interpreted
 @pytest.mark.parametrize("variant", s.VARIANTS.values())
 def test_memory_variants(variant: Any) -> None:
@@ -95,6 +96,7 @@ def test_memory_variants(variant: Any) -> None:
         assert torch.equal(got, wanted)
 
 
+@pytest.mark.every(2)
 @interpreted
 @pytest.mark.parametrize("name", ["conv1d", "conv2d", "conv_transpose2d"])
 def test_opinfo_samples(name: str) -> None:
@@ -161,6 +163,7 @@ def test_nan_and_infinity_beside_padding() -> None:
     assert torch.equal(got.isinf(), wanted.isinf())
 
 
+@pytest.mark.every(2)
 @interpreted
 @pytest.mark.parametrize("activation", ["relu", "silu", "gelu", None])
 def test_fused(activation: str | None) -> None:
@@ -213,6 +216,7 @@ def test_atomic_sums_are_not_deterministic(monkeypatch: pytest.MonkeyPatch) -> N
     assert transconv.stats().native == {"bwd_w": 1}
 
 
+@pytest.mark.slow
 @interpreted
 def test_threads_get_their_own_results() -> None:
     """Triton's interpreter has one place in the grid for all of them."""

@@ -38,7 +38,7 @@ def operands(ndims: int = 2, form: Any = s.contiguous) -> tuple[torch.Tensor, ..
     return x, w, torch.randn(4, requires_grad=True)
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(7)
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("with_bias", [False, True])
@@ -54,6 +54,7 @@ def test_opcheck(form: Any, transposed: bool, with_bias: bool) -> None:
     assert set(found.values()) == {"SUCCESS"}
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("mask", [[True, False, False], [False, True, False], [False, False, True]])
 def test_opcheck_of_partial_gradients(mask: list[bool]) -> None:
     x, w, _ = (t.detach() for t in operands())
@@ -106,6 +107,7 @@ def test_gradients_have_the_type_and_device_of_the_input(change: Any) -> None:
             call(*given)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", s.FUNCTIONS)
 def test_compiles_without_a_graph_break(name: str) -> None:
     ndims = int(name[-2])
@@ -158,6 +160,7 @@ def test_one_recompilation_over_batch_sizes() -> None:
     )
 
 
+@pytest.mark.slow
 def test_dynamic_spatial_sizes() -> None:
     _, w, b = operands()
     for call in (
@@ -170,6 +173,7 @@ def test_dynamic_spatial_sizes() -> None:
         assert len(graphs(call, *sizes)) <= 2
 
 
+@pytest.mark.slow
 def test_dynamic_groups() -> None:
     """A number of groups that the compiled function is given is a symbol."""
     compiled = torch.compile(transconv.conv2d, fullgraph=True, backend="aot_eager", dynamic=True)
@@ -184,6 +188,7 @@ def test_a_wrong_call_fails_while_compiling_too() -> None:
         compiled(torch.randn(1, 3, 5, 5), torch.randn(4, 2, 3, 3))
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("region", ["inside", "outside"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_compiled_autocast(region: str, dtype: torch.dtype) -> None:
@@ -205,6 +210,7 @@ def test_compiled_autocast(region: str, dtype: torch.dtype) -> None:
     torch.testing.assert_close(y, inside(x))
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("activation", [None, "relu"])
 def test_a_graph_does_not_cast_what_the_kernel_can_add(activation: str | None) -> None:
     """A float32 bias under autocast: the kernel adds it to its sums, its gradient is float32."""
@@ -236,6 +242,7 @@ def test_a_graph_does_not_cast_what_the_kernel_can_add(activation: str | None) -
         transconv.conv2d(x.bfloat16(), w.bfloat16(), b, groups=2)  # nobody asked for casts
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("call", "theirs"),
     [
@@ -270,6 +277,7 @@ def test_a_wide_bias_that_no_autocast_has_left(call: Any, theirs: Any) -> None:
         call(*map(mode.from_tensor, (x, w, b)))
 
 
+@pytest.mark.slow
 def test_transforms_inside_compiled_code() -> None:
     x, w, _ = (t.detach() for t in operands())
 
@@ -286,6 +294,7 @@ def test_transforms_inside_compiled_code() -> None:
     torch.testing.assert_close(got, call(F.conv2d)(w))
 
 
+@pytest.mark.slow
 def test_compiled_autograd() -> None:
     x, w, b = operands()
     wanted = torch.autograd.grad(F.conv2d(x, w, b, groups=2).sum(), (x, w, b))
@@ -295,6 +304,7 @@ def test_compiled_autograd() -> None:
     torch.testing.assert_close((x.grad, w.grad, b.grad), wanted)
 
 
+@pytest.mark.slow
 def test_checkpoint_inside_compiled_code() -> None:
     x, w, b = operands()
 
@@ -330,6 +340,7 @@ class Net(torch.nn.Module):
         return self.up(self.conv(x).relu())
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("strict", [False, True])
 def test_export(strict: bool) -> None:
     net = Net()
@@ -343,6 +354,7 @@ def test_export(strict: bool) -> None:
         torch.testing.assert_close(program.run_decompositions().module()(given), net(given))
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", s.FUNCTIONS)
 def test_flops(name: str) -> None:
     ndims = int(name[-2])
@@ -381,6 +393,7 @@ def test_the_plain_autograd_function() -> None:
     )
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("transposed", [False, True])
 def test_opcheck_without_derivatives(transposed: bool) -> None:
     x, w, b = (t.detach() for t in operands(form=s.channels_last))
@@ -488,6 +501,7 @@ def test_operators_in_inference_mode() -> None:
     assert found[1].numel() == 0 and torch.allclose(found[2], y.sum((0, 2, 3)))
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize(
     "call",
@@ -516,6 +530,7 @@ def test_compiled_code_keeps_tangents(call: Any, backend: str) -> None:
     torch.testing.assert_close(compiled(x, w, b), plain)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("enabled", [False, True])
 def test_operators_keep_tangents(enabled: bool) -> None:
     x, w, t = torch.randn(2, 4, 5, 5), torch.randn(4, 4, 3, 3), torch.randn(2, 4, 5, 5)
@@ -580,6 +595,7 @@ def test_convolutions_are_captured_with_numbers_for_all_dims() -> None:
     assert one == two and one.parts[0].problem.stride == (2, 2) and not one.why_not
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("padding", [((0, 2), (1, 0)), ((1, 1), (0, 3)), ((2, 0), (1, 3))])
 def test_torchs_gradients_of_two_sided_paddings(padding: tuple[tuple[int, int], tuple[int, int]]) -> None:
     (top, bottom), (left, right) = padding

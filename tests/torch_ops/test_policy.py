@@ -210,6 +210,7 @@ class Refusing:
         raise self.error
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("error", "reason"),
     [

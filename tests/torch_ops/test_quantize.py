@@ -65,6 +65,7 @@ def reference(module: nn.Module, x: torch.Tensor, low: float, high: float) -> to
     return sums * (scale * step).view(shape) + module.bias.detach().view(shape)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("way", ["fallback", pytest.param("interpret", marks=interpreted)])
 @pytest.mark.parametrize("calibrated", [True, False])
 @pytest.mark.parametrize(
@@ -84,6 +85,7 @@ def test_int8_is_the_integer_reference(
     assert transconv.stats().native if way == "interpret" else transconv.stats().fallback
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("way", ["fallback", pytest.param("interpret", marks=interpreted)])
 @pytest.mark.parametrize(
     ("kind", "dtype", "off"),
@@ -110,6 +112,7 @@ FOUR_BITS: list[tuple[Any, tuple[int, ...], int, torch.dtype]] = [
 ]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("way", ["fallback", pytest.param("interpret", marks=interpreted)])
 @pytest.mark.parametrize(("layer", "shape", "group", "dtype"), FOUR_BITS)
 def test_weights_of_4_bits(
@@ -212,6 +215,7 @@ def test_another_weight_without_calibration_is_an_error() -> None:
         model(torch.ones(1, 4, 5, 5))
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("static", [True, False])
 def test_state_and_casts(static: bool) -> None:
     layer, x = nn.Conv2d(3, 5, 3), torch.randn(1, 3, 6, 6)
@@ -306,6 +310,7 @@ def test_refused_quantities(given: dict[str, Any], reason: str) -> None:
         transconv.nn.QuantConv2d.from_float(Own(3, 3, 1))
 
 
+@pytest.mark.every(2)
 @interpreted
 @pytest.mark.parametrize(("held", "zero"), [("i8", 3), ("u8", None), ("f8e4m3", None), ("f8e5m2", None)])
 def test_inputs_are_quantised_by_one_kernel(

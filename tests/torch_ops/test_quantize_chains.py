@@ -85,6 +85,7 @@ def test_what_is_not(case: str) -> None:
     assert report.quantized == ("0",) and not report.folded and type(model[1]) is nn.BatchNorm2d
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("conv", "shape"),
     [
@@ -118,6 +119,7 @@ class Block(nn.Module):
         return torch.relu(self.two(self.relu(self.norm(self.one(x)))) + added)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("way", ["fallback", pytest.param("interpret", marks=interpreted)])
 @pytest.mark.parametrize("kind", ["int8", "fp8", "int4_weight_only"])
 def test_folded_models_hand_over_bytes(kind: str, way: str) -> None:
@@ -174,6 +176,7 @@ def test_results_stay_floats_where_readers_differ() -> None:
 # -- what zero points add --------------------------------------------------------------------------
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("seed", range(12))
 def test_sums_of_zero_points(seed: int) -> None:
     """Those of an image that is the zero point everywhere, at every position."""

@@ -120,6 +120,7 @@ CASES: list[tuple[Any, ...]] = [
 ]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("way", ["fallback", pytest.param("interpret", marks=interpreted)])
 @pytest.mark.parametrize(("shapes", "types", "numbers", "q"), CASES)
 def test_results(

@@ -110,6 +110,7 @@ def step(side: int) -> dict[str, int]:
     return answers()
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", CALLS)
 def test_the_call_that_takes_a_kernel_over_makes_and_checks_nothing(
     auto: Machine, work: Work, name: str
@@ -167,6 +168,7 @@ def test_the_check_is_at_the_sizes_of_the_call(
     assert seen == [{"MB": 1, "IH": SIDES[1], "IW": SIDES[1]}]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("why", ["wrong", "memory", "error"])
 def test_what_could_not_be_made_ready_is_checked_by_its_first_call(
     auto: Machine, work: Work, why: str, monkeypatch: pytest.MonkeyPatch

@@ -115,6 +115,7 @@ def test_the_operator() -> None:
     )
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("function", [gated, epilogue(gated)])
 def test_compiled_graphs_hold_one_operator(function: Any) -> None:
     found: list[str] = []

@@ -42,7 +42,7 @@ def _named(case: Case) -> tuple[Tensor, Tensor]:
 
 
 # Every ninth runs in make test, the others in make check-all.
-@pytest.mark.every(9)
+@pytest.mark.every(18)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=pytest.mark.slow) if n.endswith("3d") else n for n in CASES]
@@ -154,7 +154,7 @@ def test_a_tangent_is_not_dropped() -> None:
     assert not transconv.stats().fallback and transconv.stats().native["squares_examples"] == 1
 
 
-@pytest.mark.every(10)
+@pytest.mark.every(20)
 @pytest.mark.parametrize("name", TEXTS)
 def test_texts(name: str) -> None:
     """Tangents against the Jacobian of reverse mode, examples against one call each, second tangents

@@ -51,6 +51,7 @@ def general(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return seen
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize("name", s.FUNCTIONS)
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("differentiated", [False, True])
@@ -408,6 +409,7 @@ def test_the_entry_leads_to_the_general_way(general: list[Any]) -> None:
     assert len(general) == 1
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("leaves", ["weight", "input", "all", "none"])
 @pytest.mark.parametrize("given", [torch.float32, torch.bfloat16])

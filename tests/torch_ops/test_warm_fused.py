@@ -145,6 +145,7 @@ def changes(x: Any, w: Any, b: Any, r: Any) -> dict[str, Callable[[Any], Any]]:
     }
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("what", changes(*given("br")))
 def test_whatever_differs_is_seen(what: str) -> None:
     for parts in ("", "b", "r", "br", "bx"):
@@ -209,6 +210,7 @@ def test_contexts_are_seen(parts: str, leaves: str) -> None:
     torch.testing.assert_close(compiled(*args), theirs(*args))
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("parts", ["", "b", "br", "bx"])
 @pytest.mark.parametrize("leaves", ["", "wb", "xwbr"])
 def test_autocast(parts: str, leaves: str, general: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,6 +56,7 @@ class Call:
         return torch.conv2d(self.x.double() - self.zero.double(), self.w.double(), padding=1).float()
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("way", WAYS)
 def test_wrong_sums_are_an_error_in_every_call(way: str) -> None:
     """In the first call, in one like those before, and once a tensor was written to."""
@@ -86,6 +87,7 @@ def test_wrong_sums_are_an_error_in_every_call(way: str) -> None:
         call(input_zero_point=3)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.usefixtures("own_garbage")
 def test_sums_are_compared_once(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,6 +137,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_module_makes_its_sums_again(change: str, way: str) -> None:

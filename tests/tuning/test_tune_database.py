@@ -416,6 +416,7 @@ def write(cache: str, start: int) -> None:
         )
 
 
+@pytest.mark.slow
 def test_nothing_is_lost_between_processes(tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork")
     writers = [context.Process(target=write, args=(str(tmp_path / "cache"), n)) for n in range(4)]

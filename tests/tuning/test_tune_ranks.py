@@ -130,6 +130,7 @@ def test_two_ranks_find_what_one_finds(tmp_path: Path) -> None:
     assert len(session.log.rows) == TRIALS and {x["triton_s"] for x in session.log.rows} == {"0.5"}
 
 
+@pytest.mark.slow
 def test_a_rank_that_dies_loses_no_trial(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -92,6 +92,7 @@ def test_a_session_goes_on_where_the_log_ends(tmp_path: Path) -> None:
     assert time.monotonic() - start < 2, "processes were started for nothing"
 
 
+@pytest.mark.slow
 def test_logs_with_older_names_of_columns_go_on(tmp_path: Path) -> None:
     """Logs had the direction in ``prop`` and a layer's own in ``direction``."""
     first, log = session(tmp_path, job(), trials=4)
@@ -108,6 +109,7 @@ def test_logs_with_older_names_of_columns_go_on(tmp_path: Path) -> None:
     assert again.run() == [winner] == of_log(log.rows) and len(log.rows) == 4
 
 
+@pytest.mark.slow
 def test_the_budget_is_kept_and_what_was_found_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -124,6 +126,7 @@ def test_the_budget_is_kept_and_what_was_found_stays(
     assert any(line.startswith("unfinished: a layer") for line in said)
 
 
+@pytest.mark.slow
 def test_a_trial_that_hangs_loses_only_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TUNING_TEST", "hang")
     made, log = session(tmp_path, job(), trials=2, trial_s=0.5)
@@ -163,6 +166,7 @@ def test_the_command_tunes_in_the_interpreter(
     assert str(plan.schedule) == one.schedule and plan.why.startswith("tuned")
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("words", "told"),
     [

@@ -64,6 +64,7 @@ def test_right_kernels_are_right_at_every_stage(p: ConvProblem, prop: Prop, seed
     assert all(f"  {name} " in found.text for name in ("compute", *NAMES))
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("text", "prop", "schedule", "epilogue"),
     [
@@ -80,6 +81,7 @@ def test_epilogues_sums_and_phases(text: str, prop: Prop, schedule: str, epilogu
     assert not found, found.text
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     "line",
     [
@@ -111,6 +113,7 @@ def test_a_computation_is_made_small_or_refused() -> None:
         blame_compute(*asked, limit=16)
 
 
+@pytest.mark.slow
 def test_an_index_of_a_computation_that_overflows_is_seen() -> None:
     """At the size that was asked for, which is too large to interpret."""
     bug = next(b for b in planted.PASSES if b.what.startswith("indices beyond 32 bits"))
@@ -122,11 +125,13 @@ def test_an_index_of_a_computation_that_overflows_is_seen() -> None:
     assert found.stage == "narrow" and "does not fit into its type" in found.verdict, found.text
 
 
+@pytest.mark.slow
 def test_the_emitted_text_is_asked_in_a_process_of_its_own() -> None:
     found = blame("mb1ic4iw6oc4ow6kw3pw1", "fwd", "sm_90", parts=("emitter",))
     assert not found and "emit        right" in found.text
 
 
+@pytest.mark.slow
 def test_a_bug_of_the_one_launch_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stride phases that are right one by one: in one launch, a tile of the second is left out."""
     text = "mb4ic16ih16oc16oh8kh3sh2ph1 dt=f16 tag=axb"
@@ -158,6 +163,7 @@ def test_a_schedule_that_is_not_legal_is_no_bug() -> None:
         blame(planted.PLAIN, "fwd", "sm_80", "mb:1 oh:4 ow:8 oc:16 ic:16 | a=box b=box swap=1")
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("small", "full", "via", "told"),
     [
@@ -283,6 +289,7 @@ LARGE = [
 ]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("text", "prop"), LARGE, ids=str)
 def test_large_problems_shrink(text: str, prop: Prop) -> None:
     asked = question(text, prop)
@@ -317,6 +324,7 @@ def test_small_problems_and_given_schedules_stay() -> None:
     assert shrunk(asked, limit=1 << 60) == (asked, "")
 
 
+@pytest.mark.slow
 @pytest.mark.every(3)
 @pytest.mark.parametrize("words", ["pack=a", "pack=b", "pack=a.b.c"])
 def test_a_copy_has_no_say_in_the_size(words: str) -> None:

@@ -80,7 +80,7 @@ TURNED = [
 ]
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize(
     ("problem", "prop", "schedule"), TURNED, ids=[f"{t[1]}-{i}" for i, t in enumerate(TURNED)]
 )
@@ -145,6 +145,7 @@ WIDENED = [
 ]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("problem", "prop", "schedule"), WIDENED, ids=[w[1] for w in WIDENED])
 def test_copies_hold_floats_of_8_bits_as_f16(problem: str, prop: str, schedule: str) -> None:
     case = over_bytes(problem, prop)
@@ -170,6 +171,7 @@ REGISTERS = [
 ]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("problem", "prop", "schedule"), REGISTERS, ids=[r[1] for r in REGISTERS])
 def test_floats_of_8_bits_become_f16_in_registers(problem: str, prop: str, schedule: str) -> None:
     """Without copies, and without a part of the sum that moves to f32."""

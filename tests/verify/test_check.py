@@ -244,7 +244,7 @@ def test_all_bugs_but_two_are_planted_here() -> None:
     assert len(BUGS) >= len(planted.PASSES) - 2
 
 
-@pytest.mark.every(7)
+@pytest.mark.every(14)
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: f"{bug.stage}: {bug.what}")
 def test_a_planted_bug_fails_and_its_line_repeats_it(
     capsys: Output, bug: planted.Bug, monkeypatch: pytest.MonkeyPatch
@@ -277,6 +277,7 @@ def test_a_planted_bug_fails_and_its_line_repeats_it(
     assert told(capsys, *command)[1]["PASSED"] == 1
 
 
+@pytest.mark.slow
 def test_every_schedule_is_checked_and_the_failing_ones_are_named(
     capsys: Output, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -333,6 +334,7 @@ def _bias(case: ProblemCase) -> None:
     case.beside["bia"].memory[0] = 0.0
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("words", "damage"),
     [
@@ -423,6 +425,7 @@ def test_errors_of_one_problem_do_not_hide_others(capsys: Output, monkeypatch: p
     assert lines[0].startswith("0:FAILED (RuntimeError: the compiler tripped) transconv")
 
 
+@pytest.mark.slow
 def test_workers_have_a_time_limit_and_a_budget(capsys: Output) -> None:
     words = ["--workers=1", "--dir=FWD_D,BWD_D", "--dt=f16", SMALL]
     assert told(capsys, *words)[1]["PASSED"] == 2
@@ -479,6 +482,7 @@ def forget_dilation(monkeypatch: pytest.MonkeyPatch) -> None:
         )
 
 
+@pytest.mark.slow
 def test_a_dilation_that_the_text_of_any_size_forgets(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its kernels do what it says; the answers of slices and of torch are of no text."""
 
@@ -509,6 +513,7 @@ def test_a_check_of_any_size_says_what_answers(capsys: Output) -> None:
     ]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("direction", ["FWD_D", "BWD_D", "BWD_W"])
 def test_a_dilation_that_the_front_end_forgets(
     direction: str, capsys: Output, monkeypatch: pytest.MonkeyPatch

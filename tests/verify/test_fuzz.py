@@ -41,21 +41,29 @@ ROOT = Path(__file__).parents[2]
 RIGHT = "--dir=FWD_D --config=oh.ow:16+oc:16+ic:16+mma mb1ic8ih5oc8oh5kh3ph1"
 
 
+COUNTS = [30, pytest.param(110, marks=pytest.mark.slow)]
+
+
 @cache
-def drawn_trials() -> list[ConvTrial]:
-    return [draw_trial("tests", n) for n in range(110)]
+def drawn_trial(number: int) -> ConvTrial:
+    return draw_trial("tests", number)
 
 
-@pytest.mark.every(5)
+def drawn_trials(count: int) -> list[ConvTrial]:
+    return [drawn_trial(n) for n in range(count)]
+
+
+@pytest.mark.every(12)
 @pytest.mark.parametrize("entry", corpus(), ids=lambda e: e.place)
 def test_what_failed_once(entry: Entry) -> None:
     row = work(line=str(entry.trial))
     assert row["status"] in GOOD, row["reason"]
 
 
-def test_trials() -> None:
+@pytest.mark.parametrize("numbers", [range(12), pytest.param(range(12, 25), marks=pytest.mark.slow)])
+def test_trials(numbers: range) -> None:
     """Through the interpreter of the IR; `make check-all` runs two thousand."""
-    bad = [row for n in range(25) if (row := work("ci", n))["status"] not in GOOD]
+    bad = [row for n in numbers if (row := work("ci", n))["status"] not in GOOD]
     assert not bad, "\n".join(f"{r['status']}: {r['reason']}\n{main_loop.repeated(r)}" for r in bad)
 
 
@@ -106,7 +114,7 @@ def test_a_trial_is_the_same_in_another_process() -> None:
         "print('\\n'.join(str(draw_trial('tests', n)) for n in range(5)))"
     )
     told = programs.run(["-c", code], cwd=ROOT, check=True).stdout
-    assert told.split("\n")[:-1] == [str(t) for t in drawn_trials()[:5]]
+    assert told.split("\n")[:-1] == [str(t) for t in drawn_trials(5)]
 
 
 def test_passes_that_are_gone_are_read_in_older_lines() -> None:
@@ -141,8 +149,9 @@ def test_a_kernel_is_the_same_in_another_process(passes: str, monkeypatch: pytes
     assert told == here.getvalue() and told.count("def ") >= 3
 
 
-def test_lines_read_back() -> None:
-    for trial in drawn_trials():
+@pytest.mark.parametrize("count", COUNTS)
+def test_lines_read_back(count: int) -> None:
+    for trial in drawn_trials(count):
         line = str(trial)
         assert ConvTrial.parse(line) == trial and str(ConvTrial.parse(line)) == line
         assert all(c.isalnum() or c in "-_=+:.,@() " for c in line)
@@ -159,12 +168,13 @@ def test_what_lines_must_say() -> None:
         ConvTrial.parse("--config=oh.ow:16+fast=1 ic8ih5oc8oh5kh3ph1")
 
 
+@pytest.mark.slow
 def test_everything_is_drawn() -> None:
     """Every value of every word, every direction, kind of layout, padding, type. Explicit kernels are
     few among so many: what they keep is drawn below, what they fetch behind a sum in
     test_fuzz_compute.py."""
     seen: dict[str, Counter[str]] = {}
-    for trial in drawn_trials():
+    for trial in drawn_trials(110):
         for name, word in trial.facts.items():
             seen.setdefault(name, Counter())[word] += 1
     for word in words():
@@ -182,8 +192,8 @@ def test_everything_is_drawn() -> None:
     assert set(seen["math"]) == {"ieee", "tf32", "tf32x3"}
     layouts = {kind for words in seen["layout"] for kind in words.split("+")}
     assert layouts == {"nchw", "nhwc", "blocked", "gaps", "repeated", "order"}
-    assert any(k > i for t in drawn_trials() for k, i in zip(t.problem.k, t.problem.i, strict=True))
-    assert any(len(t.computes) > 1 for t in drawn_trials())
+    assert any(k > i for t in drawn_trials(110) for k, i in zip(t.problem.k, t.problem.i, strict=True))
+    assert any(len(t.computes) > 1 for t in drawn_trials(110))
 
 
 def test_what_is_kept_is_drawn_where_channels_are_few() -> None:
@@ -196,8 +206,9 @@ def test_what_is_kept_is_drawn_where_channels_are_few() -> None:
     assert any(c is not None and c.reduce == "stream" for c in drawn)
 
 
-def test_drawn_schedules_are_legal() -> None:
-    for trial in drawn_trials():
+@pytest.mark.parametrize("count", COUNTS)
+def test_drawn_schedules_are_legal(count: int) -> None:
+    for trial in drawn_trials(count):
         if trial.schedule is not None:
             legal = [a for a in trial.computes if all(x.size for x in a.axes)]
             assert legal_schedules.is_legal(trial.schedule, legal, trial.chip), str(trial)
@@ -208,7 +219,7 @@ def test_a_new_word_is_drawn_by_itself() -> None:
     what its row says, or of those seen among proposals."""
 
     def drawn(word: Word, seen: tuple[Schedule, ...] = ()) -> set[object]:
-        rng, compute = random.Random(1), drawn_trials()[0].computes[0]
+        rng, compute = random.Random(1), drawn_trial(0).computes[0]
         return {legal_schedules._value(rng, word, Schedule(), compute, seen) for _ in range(80)}
 
     assert drawn(TABLE["reduce"]) == {"partials", "atomic", "stream"}
@@ -229,6 +240,7 @@ def test_a_new_word_is_drawn_by_itself() -> None:
         unregister("depth")
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("what", "reason"),
     [
@@ -271,7 +283,7 @@ def test_refusals_are_no_failures() -> None:
 
 def test_shrinking_keeps_what_fails() -> None:
     """Shrinking leaves the one condition that fails, three columns of taps, and removes the rest."""
-    trial = next(t for t in drawn_trials() if t.problem.ndims == 3 and t.problem.k[2] >= 3)
+    trial = next(t for t in map(drawn_trial, range(110)) if t.problem.ndims == 3 and t.problem.k[2] >= 3)
 
     def fails(trials: object) -> int | None:
         return next((n for n, t in enumerate(trials) if t.problem.k[-1] >= 3), None)  # type: ignore
@@ -283,12 +295,14 @@ def test_shrinking_keeps_what_fails() -> None:
     assert ConvTrial.parse(str(simple)) == simple
 
 
-def test_simpler_trials_are_trials() -> None:
-    for trial in drawn_trials()[:6]:
+@pytest.mark.parametrize("count", [3, pytest.param(6, marks=pytest.mark.slow)])
+def test_simpler_trials_are_trials(count: int) -> None:
+    for trial in drawn_trials(count):
         for simple in trial.simpler():
             assert ConvTrial.parse(str(simple)) == simple != trial
 
 
+@pytest.mark.slow
 def test_a_pass_that_is_wrong_is_found_and_shrunk(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -323,6 +337,7 @@ def _planted(**asked: object) -> dict[str, object]:
     }
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("how", ["crash", "timeout"])
 def test_a_lost_worker_costs_its_trial_alone(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def lost(**asked: object) -> dict[str, object]:
@@ -422,11 +437,12 @@ def test_strange_strides_are_said() -> None:
     assert kinds == {"nchw", "nhwc", "blocked", "gaps", "repeated", "order"}
 
 
+@pytest.mark.slow
 def test_the_heuristic_is_drawn_from() -> None:
     """Some schedules are the heuristic's own, others are none of its candidates."""
     own = Counter(
         t.schedule in heuristics.candidates(t.computes[0], t.chip)
-        for t in drawn_trials()[:60]
+        for t in drawn_trials(60)
         if t.schedule is not None
     )
     assert own[True] > 5 and own[False] > 20
@@ -451,7 +467,7 @@ def test_every_family_of_kernels_is_named() -> None:
                     assert str(getattr(schedule, key)) == value, f"{entry.place}: {word}"
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(24)
 @pytest.mark.parametrize("entry", list(read(FAMILIES)), ids=lambda e: e.place)
 def test_every_family_of_kernels_is_right(entry: Entry) -> None:
     row = main_loop.work(line=str(entry.trial), way="numpy")
@@ -467,8 +483,9 @@ def test_schedules_of_products_with_bytes_are_those_of_the_product() -> None:
         assert drawn is None or legal_schedules.is_legal(drawn, trial.computes, trial.chip)
 
 
+@pytest.mark.slow
 def test_trials_with_zero_points_are_drawn_and_right() -> None:
-    found = [t.epilogue for t in drawn_trials() if "zero:" in t.epilogue]
+    found = [t.epilogue for t in drawn_trials(110) if "zero:" in t.epilogue]
     assert any("zero:src" in words or "zero:dst" in words for words in found)
     line = (
         "--dir=FWD_D --dt=u8:i8:i8 --stag=nhwc --wtag=ohwi --dtag=nhwc --schedule=oh.ow:32+fma "
@@ -482,6 +499,7 @@ QUANTISED = (
 )
 
 
+@pytest.mark.slow
 def test_sets_of_scales_and_zero_points_are_problems_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     assert work(line=QUANTISED, sets=3)["problems"] == 3
     assert work(line=RIGHT, sets=3)["problems"] == 1  # nothing but its operands could differ
@@ -514,6 +532,7 @@ def test_workers_on_a_device_share_what_starts_kernels(monkeypatch: pytest.Monke
     assert asked == ["triton", ""]
 
 
+@pytest.mark.slow
 def test_trials_of_small_types_alone() -> None:
     made = [SMALL_TYPES.drawn(3, n, "sm_90") for n in range(30)]
     assert all(any(t.bits == 8 for t in trial.problem.dtypes) for trial in made)

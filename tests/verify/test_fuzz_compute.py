@@ -35,12 +35,14 @@ def drawn() -> list[ComputeTrial]:
     return [draw_trial("u", n) for n in range(60)]
 
 
-def test_trials() -> None:
+@pytest.mark.parametrize("numbers", [range(6), pytest.param(range(6, 10), marks=pytest.mark.slow)])
+def test_trials(numbers: range) -> None:
     """`transconv fuzz --computes` runs more."""
-    bad = [row for n in range(10) if (row := work("3", n, kind="computes"))["status"] != "passed"]
+    bad = [row for n in numbers if (row := work("3", n, kind="computes"))["status"] != "passed"]
     assert not bad, "\n".join(f"{r['reason']}\n{repeated(r)}" for r in bad)
 
 
+@pytest.mark.slow
 def test_boxes_behind_a_sum_are_drawn() -> None:
     """What the producer fetches, of one residual in twenty on this chip."""
 
@@ -52,6 +54,7 @@ def test_boxes_behind_a_sum_are_drawn() -> None:
     assert any((s := schedule(n)) is not None and s.behind == "box" for n in range(120))
 
 
+@pytest.mark.slow
 def test_everything_is_drawn() -> None:
     """Every kind, every word of rows, and everything that a text can say about where an element lies."""
     seen: dict[str, set[str]] = {}
@@ -137,6 +140,7 @@ def test_lines_read_back() -> None:
         ComputeTrial.parse("--speed=3 compute c")
 
 
+@pytest.mark.slow
 def test_a_trial_is_the_same_in_another_process() -> None:
     code = (
         "from transconv.verify.fuzz.compute_trial import draw_trial;"
@@ -216,6 +220,7 @@ def test_what_is_behind_a_sum_may_make_its_error_larger() -> None:
     assert ComputeTrial(text, "sm_90", "m:16 n:16 k:16 | mma | stages=2 warps=2").problem() == ""
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("what", "reason"),
     [("before", "wrote outside of Y"), ("between", "wrote outside of Y"), ("operand", "changed X")],

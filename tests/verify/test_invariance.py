@@ -40,6 +40,7 @@ def of(text: str, prop: Prop) -> ConvWorkload:
     return ConvWorkload(ConvProblem.parse(text), prop)
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("prop", Prop)
 @pytest.mark.parametrize("text", LAYERS)
 def test_layers_are_proved(text: str, prop: Prop) -> None:
@@ -210,6 +211,7 @@ def test_what_has_no_form_is_refused_by_name() -> None:
     assert not made.holds and "gaps: X has gaps between its elements" in str(made)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("prop", Prop)
 def test_drawn_batches_of_a_layer(prop: Prop) -> None:
     few = 31  # a seed that draws two samples

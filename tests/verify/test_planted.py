@@ -25,7 +25,7 @@ def test_every_pass_has_a_bug() -> None:
     assert {bug.stage for bug in planted.PASSES} == {p.name for p in pipeline.PIPELINE} - named
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize("bug", planted.PASSES, ids=lambda bug: f"{bug.stage}: {bug.what}")
 def test_a_bug_in_a_pass(bug: Bug) -> None:
     def ask() -> str:
@@ -57,6 +57,7 @@ def test_a_bug_in_an_emitter(name: str, monkeypatch: pytest.MonkeyPatch) -> None
     assert found.stage == "emit" and "tl.load" in found.diff and "final" in found.text
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("prop", "problem"),
     [
@@ -142,7 +143,7 @@ RULES = {
 }
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("rule", RULES)
 def test_a_bug_in_a_rule_that_a_pass_uses(rule: str) -> None:
     """Of the returns of a rule, those that the kernel needs are traced from the wrong result to the
@@ -163,7 +164,7 @@ def test_a_bug_in_a_rule_that_a_pass_uses(rule: str) -> None:
 
 
 @interpreted
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize(
     "bug",
     [

@@ -147,6 +147,7 @@ def test_the_rules_are_sound() -> None:
     assert checked > 2000 and skipped < checked / 50
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("mutant", mutants(), ids=lambda mutant: mutant.name)
 def test_a_spoiled_return_is_found_and_named(
     mutant: Mutant, reached: dict[tuple[str, int], list[int]]

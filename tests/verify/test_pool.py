@@ -13,7 +13,7 @@ from transconv.verify import machine
 from transconv.verify.machine import Pool, Task, WorkerTask, _serve, is_fatal
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def started_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers as they are started outside of the tests."""
     monkeypatch.setattr(machine, "multiprocessing", multiprocessing)
@@ -39,6 +39,7 @@ def pool(processes: int = 1, capacity: float = float("inf")) -> Pool:
     return Pool({"a": group, "b": group}, capacity)
 
 
+@pytest.mark.usefixtures("started_anew")
 def test_every_task_gets_its_own_fate() -> None:
     tasks = [
         Task("a", {"what": w}, limit_s=2)
@@ -103,6 +104,7 @@ def with_a_lock() -> dict[str, Any]:
     return {"pid": os.getpid()}
 
 
+@pytest.mark.usefixtures("started_anew")
 @pytest.mark.parametrize("start", ["spawn", "fork"])
 def test_idle_workers_end_by_themselves(start: str) -> None:
     """A killed one would leave its semaphore, of which Python warns when this process ends."""

@@ -35,6 +35,7 @@ def made(case: ProblemCase, schedule: str) -> CompiledDirection:
     )
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("planted", PRECISION, ids=lambda p: f"{p.bug.what} {p.epilogue}".strip())
 def test_a_rounding_too_much(planted: Imprecise) -> None:
     bug = planted.bug
@@ -77,6 +78,7 @@ def test_what_an_activation_flattens_is_held_against_the_sums() -> None:
     assert work(line=line)["status"] == "passed"
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("dtype", "what", "said"),
     [

@@ -36,6 +36,7 @@ CASES = [
 ]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("problem", "prop", "words"), CASES)
 def test_results(problem: str, prop: str, words: str) -> None:
     found = judged(problem, prop, words, numpy=True)
@@ -43,7 +44,7 @@ def test_results(problem: str, prop: str, words: str) -> None:
 
 
 @interpreted
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize(("problem", "prop", "words"), CASES)
 def test_results_in_tritons_interpreter(problem: str, prop: str, words: str) -> None:
     assert judged(problem, prop, words, numpy=False, mode="float").reason == ""

@@ -43,6 +43,7 @@ TRANSPOSED = [
 ]
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize(
     ("problem", "prop", "words"),
     [*((p, "fwd", w) for p, w in ZEROS), *((p, "bwd_d", w) for p, w in TRANSPOSED)],

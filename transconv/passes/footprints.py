@@ -80,12 +80,17 @@ class Footprint:
     def proof(self) -> tuple[str, Range]:
         """The rule by which all reached offsets are inside of the tensor, empty if none says so, and the
         interval of these."""
-        if self.mask is ir.FALSE or simplify(self.mask, self.facts) is ir.FALSE:
+        if self.mask is ir.FALSE:
             return "never", Range(0, -1)
         if self.boxed:
             return "box", self.room
-        if self.tensor.extents:
-            return self._for_all_sizes(), Range()
+        rule, found = (self._for_all_sizes(), Range()) if self.tensor.extents else self._for_its_sizes()
+        if not rule and simplify(self.mask, self.facts) is ir.FALSE:
+            return "never", Range(0, -1)
+        return rule, found
+
+    def _for_its_sizes(self) -> tuple[str, Range]:
+        """The rule and the interval where no size is an argument."""
         found = range_of(self.offset, self.where)
         if is_within(found, self.room):
             return "ranges", found

@@ -97,6 +97,7 @@ def test_what_is_passed_is_what_the_machine_code_takes(folders: dict[str, Path])
             assert taken == dict(enumerate(SIZES[x["kind"]] for x in step["passed"]))
 
 
+@pytest.mark.every(2)
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="there is no gcc")
 @pytest.mark.parametrize("name", CASES)
 def test_the_files_in_c_compile(name: str, folders: dict[str, Path], tmp_path: Path) -> None:
@@ -146,6 +147,7 @@ class Driver:
         return call
 
 
+@pytest.mark.slow
 def test_the_launcher_in_python_passes_it(
     folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -98,6 +98,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Plan, 
     return {name: (plan, found[p.name]) for (name, plan), p in zip(plans.items(), packages, strict=True)}
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", CASES)
 def test_the_same_bits_without_transconv(name: str, exported: dict[str, tuple[Plan, Any]]) -> None:
     plan, found = exported[name]
