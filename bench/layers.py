@@ -13,7 +13,7 @@ PACKAGED = Path(problem_lists.__file__).parents[1] / "data"  # lists that the pa
 
 
 def read(source: str | Path) -> list[ListedLayer]:
-    """The layers of a file or folder (see ``transconv.layers``), or of a list of the project by its name."""
+    """The layers of a file or folder (see ``transconv.layers``), or of a known list by its name."""
     path = Path(source)
     for folder in (OWN, PACKAGED):
         if not path.exists() and (folder / f"{path.name}.txt").exists():

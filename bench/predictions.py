@@ -1,4 +1,4 @@
-"""``python -m bench predictions``: times of layers and graphs on chips, written before they are measured there.
+"""``python -m bench predictions``: times of layers and graphs on chips, written before they are measured.
 
 A prediction is the estimate of the cost model (``transconv.cost``) for the schedule that is chosen on that
 chip, times a correction for how the kernel is written (``bench.estimates.family``): the median of measured
@@ -70,10 +70,7 @@ CARDS = {
 FITTED = "sm_90"  # the architecture of the chips that the model was fitted on
 MEASURED = ("H200", "H100")  # the cards whose files of bench/results the method is held against
 LAYERS = "{}_layers_bf16_nhwc.csv"
-LOGS = {
-    "H200": ("h200_trials.csv",),
-    "H100": ("h100_residual_trials.csv", "h100_small_types_trials.csv"),
-}
+LOGS = {"H200": ("h200_trials.csv",), "H100": ("h100_residual_trials.csv", "h100_small_types_trials.csv")}
 MODELS = ("{}_graphs.csv", "{}_zoo.csv")
 GRAPH = "graph"  # also the family of rows of whole models
 KINDS = ("layer", GRAPH)
@@ -238,8 +235,8 @@ def known(card: str) -> Iterator[Row]:
 
 
 def kernels(workload: Workload, target: Target) -> Iterator[tuple[str, str, float]]:
-    """The main kernels of a workload: how each is written, its schedule, and its estimate with those of the
-    copies around it and of the sum of its parts."""
+    """The main kernels of a workload: how each is written, its schedule, and its estimate with those of
+    the copies around it and of the sum of its parts."""
     for compute in main_computations(workload, target, None)[0]:
         schedule = choice.default(compute, target, workload)
         yield family(schedule, compute), str(schedule), estimate(schedule, compute, target)
@@ -312,7 +309,9 @@ def predicted(about: Row, workloads: Sequence[Workload], target: Target, by: Cor
 
 def arguments(made: argparse.ArgumentParser) -> None:
     """Its options."""
-    made.add_argument("--cards", default=",".join(CARDS), help="the cards to predict, as the page names them")
+    made.add_argument(
+        "--cards", default=",".join(CARDS), help="the cards to predict, as the page names them"
+    )
     made.add_argument(
         "--only", choices=("validation", "predictions"), default="", help="write these files alone"
     )
@@ -334,7 +333,9 @@ def main(options: Namespace) -> int:
         for kind in KINDS:
             print(card, kind, misses(validated(rows, card, kind)))
         if given := regrets(rows, card):
-            print(card, f"{len(given)} problems with several schedules: regret {geometric_mean(given):.3f}")
+            print(
+                card, f"{len(given)} problems with several schedules: regret {geometric_mean(given):.3f}"
+            )
     if options.only == "validation":
         return 0
     tables = {c: CsvTable(file_of(c), COLUMNS, COLUMNS[:3]) for c in cards}

@@ -44,7 +44,9 @@ def add_to(verbs: object) -> None:
         doctor,
     )
     made.add_argument("--json", action="store_true", help="print one JSON object instead of lines")
-    made.add_argument("--measure", action="store_true", help="also measure the GPU, if the checks are good")
+    made.add_argument(
+        "--measure", action="store_true", help="also measure the GPU, if the checks are good"
+    )
     made.add_argument(
         "--share", type=ranges.output, metavar="FILE", help="write what is measured to a JSON file"
     )

@@ -1,10 +1,10 @@
 """``doctor --measure``: what a chip takes for the package's lists, in minutes, as a file to hand on.
 
-The rates of the machine; the blocks of ``verify/network_blocks.py`` as graphs of torch.compile, beside torch;
-every direction of the layers of ``data/layers.txt``, whose results are compared with exact answers before they
-are timed (a tuning session of one trial each); and in the time that is left more trials of each, of which the
-faster ones are kept as tuned rows. Nothing starts after its part of the time, and what was not measured is
-said. A file that is there is continued: the trials are in a log beside it.
+The rates of the machine; the blocks of ``verify/network_blocks.py`` as graphs of torch.compile, beside
+torch; every direction of the layers of ``data/layers.txt``, whose results are compared with exact answers
+before they are timed (a tuning session of one trial each); and in the time that is left more trials of
+each, of which the faster ones are kept as tuned rows. Nothing starts after its part of the time, and what
+was not measured is said. A file that is there is continued: the trials are in a log beside it.
 
 The file has versions, the chip's counts, times and verdicts: no paths, no names, no variables.
 """
@@ -12,7 +12,6 @@ The file has versions, the chip's counts, times and verdicts: no paths, no names
 from __future__ import annotations
 
 import argparse
-import contextlib
 import copy
 import json
 import os
@@ -21,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
@@ -34,7 +34,7 @@ from transconv.selection import TuningRecord, tuning_db
 from transconv.support import __version__, read_named, triton_version
 from transconv.target import Target
 from transconv.tuning.measure import ceilings
-from transconv.tuning.session import KEY, Limits, Session, TuningJob, log_of
+from transconv.tuning.session import Limits, Session, TuningJob, log_of
 from transconv.tuning.table import number
 from transconv.verify.machine import Pool, Task, WorkerTask, device
 from transconv.verify.network_blocks import BLOCKS
@@ -56,8 +56,8 @@ SHOWN = (*TIMED, "verdict", "reason")
 class SharedMeasurement:
     """The content of a file. ``about``: the chip and versions; ``checks``: how each check of ``doctor``
     ended; ``ceilings``: see ``tuning.measure``; ``graphs`` and ``layers``: a row for each block, and for
-    each direction with the schedule that is chosen; ``tuned``: rows of the tuned table, with ``first_us``, the
-    time of that schedule; ``left``: what was not measured, and why."""
+    each direction with the schedule that is chosen; ``tuned``: rows of the tuned table, with ``first_us``,
+    the time of that schedule; ``left``: what was not measured, and why."""
 
     about: Row
     checks: list[Row] = field(default_factory=list)
@@ -104,21 +104,20 @@ def on_gpu(block: str = "", small: bool = False) -> Row:
 
 
 def measured_block(name: str, where: str, clock: timing.Clock, small: bool) -> Row:
-    """Compile a block, compare it with itself in f64, and time it beside torch. It is right if it is off by
-    at most twice as much as torch."""
+    """Compile a block, compare it with itself in f64, and time it beside torch. It is right if it is off
+    by at most twice as much as torch."""
     import torch
 
-    from transconv.calls.settings import settings
+    import transconv
     from transconv.graph import KernelRow, backend, report
 
     dtype = torch.bfloat16 if where == "cuda" else torch.float32
     module, x = BLOCKS[name].built(where, dtype, small)
-    with torch.no_grad(), settings.waiting(), settings.changed(cpu="interpret"):
+    switches = transconv.config
+    with torch.no_grad(), switches.waiting(), switches.changed(cpu="interpret"):
         exact = copy.deepcopy(module).double()(x.double())
         run: Any = torch.compile(module, backend=backend)
-        off, theirs = (
-            float((y.double() - exact).norm() / exact.norm()) for y in (run(x), module(x))
-        )
+        off, theirs = (float((y.double() - exact).norm() / exact.norm()) for y in (run(x), module(x)))
         rows = [r for g in report(run).graphs for r in g.rows]
         ours = [r for r in rows if isinstance(r, KernelRow)]
         found: Row = {
@@ -193,8 +192,8 @@ def about_chip(target: Target, versions: Mapping[str, str]) -> Row:
 
 class MeasuringSession:
     """Measures on a target, and tells a finding for each stage. ``jobs`` makes the directions, for each
-    stage anew; ``blocks``: names of graphs; ``small``: these and the rates of the machine in the size for a
-    CPU."""
+    stage anew; ``blocks``: names of graphs; ``small``: these and the rates of the machine in the size for
+    a CPU."""
 
     def __init__(
         self,
@@ -230,20 +229,17 @@ class MeasuringSession:
         with tempfile.TemporaryDirectory(prefix="transconv-measure-") as folder:
             place = self.out or Path(folder) / "measured.json"
             self.log = log_of(place.with_suffix(".trials.csv"))
-            stages = (self.on_machine, self.first_trials, self.more_trials)
-            for stage in stages:
+            for stage in (self.on_machine, self.first_trials, self.more_trials):
                 try:
-                    with contextlib.redirect_stdout(sys.stderr):  # progress: what is printed is findings
+                    with redirect_stdout(sys.stderr):  # progress: what is printed is findings
                         found = [*stage()]
                 finally:  # also of a stage that was stopped
                     self.made.layers = self.timed()
+                    self.made.left = [*self.unmeasured()]
                     self.made.write(place)
                 yield from found
-        self.made.left = [*self.unmeasured()]
         if self.out is not None:
-            self.made.write(self.out)
-            told = f"{self.out} is written; docs/board.md says where to send it"
-            yield Finding("share", OK, told)
+            yield Finding("share", OK, f"{self.out} is written; docs/board.md says where to send it")
         for left in self.made.left:
             yield Finding("measure", NOTE, left, "the same command again continues the file")
 

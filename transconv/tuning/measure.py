@@ -1,5 +1,5 @@
-"""Measures one schedule of a workload in a worker process: whether it is right, and how fast; and the rates
-of the machine, which give lower bounds of times.
+"""Measures one schedule of a workload in a worker process: whether it is right, and how fast; and the
+rates of the machine, which give lower bounds of times.
 
 Several processes compile into Triton's cache, one uses the GPU. Tensors and answers of the last few
 workloads stay on the GPU, because the trials of several workloads alternate.
@@ -42,8 +42,8 @@ def compile_trial(text: str, direction: str, behind: str = "", schedule: str = "
 
 
 def ceilings(clock: timing.Clock, size: int = 8192, copied: int = 1 << 30) -> dict[str, float]:
-    """TFLOP/s of a bf16 product of ``size`` square random matrices, TB/s of a copy of ``copied`` bytes (read
-    and written bytes together), and microseconds of a launch that computes one number."""
+    """TFLOP/s of a bf16 product of ``size`` square random matrices, TB/s of a copy of ``copied`` bytes
+    (read and written bytes together), and microseconds of a launch that computes one number."""
     import torch
 
     where = clock.flush.device

@@ -1,11 +1,10 @@
-"""Twelve blocks of networks, with random weights: what ``doctor --measure`` times as graphs of torch.compile.
+"""Twelve blocks of networks, with random weights: the graphs that ``doctor --measure`` times.
 
 Each has the size of a published network and a small one for a CPU: a residual block of ResNet (He et al.
-2016) and its stem, ConvNeXt's (Liu et al. 2022), MobileNetV3's (Howard et al. 2019), one of latent diffusion
-(Rombach et al. 2022), its upsampling, nnU-Net's (Isensee et al. 2021), attention and the two layers behind it
-(Vaswani et al. 2017), SwiGLU behind an RMS norm (Shazeer 2020), dilated convolutions of audio (Kong et al.
-2020), and a classifier's head.
-"""
+2016) and its stem, ConvNeXt's (Liu et al. 2022), MobileNetV3's (Howard et al. 2019), one of latent
+diffusion (Rombach et al. 2022), its upsampling, nnU-Net's (Isensee et al. 2021), attention and the two
+layers behind it (Vaswani et al. 2017), SwiGLU behind an RMS norm (Shazeer 2020), dilated convolutions of
+audio (Kong et al. 2020), and a classifier's head."""
 
 from __future__ import annotations
 
@@ -41,7 +40,7 @@ class NetworkBlock:
         return block.to(device, dtype), x.to(device, dtype)
 
 
-class Sum(nn.Module):
+class ResidualSum(nn.Module):
     """An input and what is computed of it."""
 
     def __init__(self, *body: nn.Module) -> None:
@@ -53,7 +52,7 @@ class Sum(nn.Module):
         return y
 
 
-class Gate(nn.Module):
+class FeatureGate(nn.Module):
     """An input times what is computed of it, or of two halves of features one times SiLU of the other."""
 
     def __init__(self, *body: nn.Module) -> None:
@@ -80,7 +79,7 @@ class FeaturesLast(nn.Module):
         return y
 
 
-class Attention(nn.Module):
+class BlockAttention(nn.Module):
     """Heads of 64 features; fewer features are one head."""
 
     def __init__(self, features: int) -> None:
@@ -99,26 +98,26 @@ def _bottleneck(c: int) -> nn.Module:
     n = c // 4
     inner = [nn.Conv2d(c, n, 1, bias=False), nn.BatchNorm2d(n), nn.ReLU()]
     inner += [nn.Conv2d(n, n, 3, padding=1, bias=False), nn.BatchNorm2d(n), nn.ReLU()]
-    return nn.Sequential(Sum(*inner, nn.Conv2d(n, c, 1, bias=False), nn.BatchNorm2d(c)), nn.ReLU())
+    return nn.Sequential(ResidualSum(*inner, nn.Conv2d(n, c, 1, bias=False), nn.BatchNorm2d(c)), nn.ReLU())
 
 
 def _inverted(c: int) -> nn.Module:
     n = 4 * c
     squeeze = [nn.AdaptiveAvgPool2d(1), nn.Conv2d(n, c, 1), nn.ReLU(), nn.Conv2d(c, n, 1)]
     inner = [nn.Conv2d(c, n, 1), nn.Hardswish(), nn.Conv2d(n, n, 5, padding=2, groups=n), nn.Hardswish()]
-    return Sum(*inner, Gate(*squeeze, nn.Hardsigmoid()), nn.Conv2d(n, c, 1))
+    return ResidualSum(*inner, FeatureGate(*squeeze, nn.Hardsigmoid()), nn.Conv2d(n, c, 1))
 
 
 def _convnext(c: int) -> nn.Module:
     layers = [nn.LayerNorm(c), nn.Linear(c, 4 * c), nn.GELU(), nn.Linear(4 * c, c)]
-    return Sum(nn.Conv2d(c, c, 7, padding=3, groups=c), FeaturesLast(*layers))
+    return ResidualSum(nn.Conv2d(c, c, 7, padding=3, groups=c), FeaturesLast(*layers))
 
 
 def _diffusion(c: int) -> nn.Module:
     def half() -> list[nn.Module]:
         return [nn.GroupNorm(max(1, c // 16), c), nn.SiLU(), nn.Conv2d(c, c, 3, padding=1)]
 
-    return Sum(*half(), *half())
+    return ResidualSum(*half(), *half())
 
 
 def _volume(c: int) -> nn.Module:
@@ -131,7 +130,7 @@ def _volume(c: int) -> nn.Module:
 def _audio(c: int) -> nn.Module:
     def part(dilation: int) -> nn.Module:
         first = nn.Conv1d(c, c, 7, padding=3 * dilation, dilation=dilation)
-        return Sum(nn.LeakyReLU(0.1), first, nn.LeakyReLU(0.1), nn.Conv1d(c, c, 7, padding=3))
+        return ResidualSum(nn.LeakyReLU(0.1), first, nn.LeakyReLU(0.1), nn.Conv1d(c, c, 7, padding=3))
 
     return nn.Sequential(part(1), part(3))
 
@@ -156,16 +155,16 @@ BLOCKS = {
     "volume_block": NetworkBlock(_volume, 32, (2, 32, 64, 64, 64), (8, (1, 8, 3, 4, 5))),
     "audio_block": NetworkBlock(_audio, 128, (4, 128, 16384), (8, (1, 8, 40))),
     "attention": NetworkBlock(
-        lambda c: Sum(nn.LayerNorm(c), Attention(c)), 768, (8, 256, 768), (16, (1, 6, 16))
+        lambda c: ResidualSum(nn.LayerNorm(c), BlockAttention(c)), 768, (8, 256, 768), (16, (1, 6, 16))
     ),
     "two_layers": NetworkBlock(
-        lambda c: Sum(nn.LayerNorm(c), nn.Linear(c, 4 * c), nn.GELU(), nn.Linear(4 * c, c)),
+        lambda c: ResidualSum(nn.LayerNorm(c), nn.Linear(c, 4 * c), nn.GELU(), nn.Linear(4 * c, c)),
         768,
         (8, 1024, 768),
         (16, (1, 6, 16)),
     ),
     "gated_layers": NetworkBlock(
-        lambda c: Sum(nn.RMSNorm(c), nn.Linear(c, 4 * c), Gate(), nn.Linear(2 * c, c)),
+        lambda c: ResidualSum(nn.RMSNorm(c), nn.Linear(c, 4 * c), FeatureGate(), nn.Linear(2 * c, c)),
         1024,
         (4, 1024, 1024),
         (16, (1, 6, 16)),
