@@ -56,8 +56,9 @@ def times_of(found: Iterable[SharedMeasurement]) -> Times:
     for one in found:
         named = [((r["layer"], r["layer_direction"]), r) for r in one.layers]
         for key, row in named + [((r["block"], ""), r) for r in one.graphs]:
-            if row["verdict"] == "right" and row.get("us"):
-                each.setdefault(key, []).append(alone(float(row["us"])))
+            us = row.get("kernels_us") or row.get("us")
+            if row["verdict"] == "right" and us:
+                each.setdefault(key, []).append(alone(float(us)))
     return {key: median(us) for key, us in each.items()}
 
 

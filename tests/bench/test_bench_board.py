@@ -193,3 +193,5 @@ def test_wrong_results_are_not_times() -> None:
     one = shared("NVIDIA_A100", "x", 5.0, "y")
     one.layers[0]["verdict"] = "wrong"
     assert board.times_of([one]) == {("y", ""): 7.0}
+    one.graphs[0]["kernels_us"] = 5.0  # one by one, as they are predicted
+    assert board.times_of([one]) == {("y", ""): 5.0}

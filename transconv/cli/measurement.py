@@ -105,7 +105,8 @@ def on_gpu(block: str = "", small: bool = False) -> Row:
 
 def measured_block(name: str, where: str, clock: timing.Clock, small: bool) -> Row:
     """Compile a block, compare it with itself in f64, and time it beside torch. It is right if it is off
-    by at most twice as much as torch."""
+    by at most twice as much as torch. ``kernels_us``: its kernels one by one, which no host keeps
+    waiting; None on a CPU."""
     import torch
 
     import transconv
@@ -142,8 +143,9 @@ def measured_block(name: str, where: str, clock: timing.Clock, small: bool) -> R
 
         held = sum(t.numel() * t.itemsize for t in (x, exact.to(dtype), *module.parameters()))
         took = clock.compare({"us": made(run), "torch_us": made(module)}, held)
-        us = took["us"]
+        us, each = took["us"], [row.measure(clock) for row in rows]
         return found | {
+            "kernels_us": None if None in each else sum(x or 0.0 for x in each),
             "us": us.us,
             "p20": us.p20,
             "p80": us.p80,
