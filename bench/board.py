@@ -178,22 +178,22 @@ def validation_board(rows: list[Row]) -> str:
 
 def shared_board(shared: dict[str, list[SharedMeasurement]]) -> str:
     """A line for each file: the rates of the machine, what is right, and tuned rows."""
-    owns = {c: [read_shared(p)] for c in CARDS if (p := RESULTS / f"{c.lower()}_doctor.json").exists()}
     lines = []
-    for by, files in (("us", owns), ("others", shared)):
-        for one in (f for found in files.values() for f in found):
-            rates = (one.ceilings.get(c) for c in ("gemm_tflops", "copy_tbs", "launch_us"))
-            right = [sum(r["verdict"] == "right" for r in rows) for rows in (one.layers, one.graphs)]
-            lines.append(
-                [
-                    str(one.about["device"]).replace("_", " "),
-                    by,
-                    f"torch {one.about['torch']}, Triton {one.about['triton']}",
-                    *("-" if x is None else f"{x:.3g}" for x in rates),
-                    " and ".join(map(str, right)),
-                    str(len(one.tuned)),
-                ]
-            )
+    doctors = [p for c in CARDS if (p := RESULTS / f"{c.lower()}_doctor.json").exists()]
+    owns = [(f"us, `bench/results/{p.name}`", read_shared(p)) for p in doctors]
+    for by, one in owns + [("others", f) for files in shared.values() for f in files]:
+        rates = (one.ceilings.get(c) for c in ("gemm_tflops", "copy_tbs", "launch_us"))
+        right = [sum(r["verdict"] == "right" for r in rows) for rows in (one.layers, one.graphs)]
+        lines.append(
+            [
+                str(one.about["device"]).replace("_", " "),
+                by,
+                f"torch {one.about['torch']}, Triton {one.about['triton']}",
+                *("-" if x is None else f"{x:.3g}" for x in rates),
+                " and ".join(map(str, right)),
+                str(len(one.tuned)),
+            ]
+        )
     head = ["device", "by", "with", "product TFLOP/s", "copy TB/s", "launch us"]
     return markdown([*head, "layers and graphs right", "tuned rows"], lines) if lines else "No file yet."
 
