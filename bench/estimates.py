@@ -78,11 +78,17 @@ class TimedProblem:
 
     @property
     def agreement(self) -> float:
-        """The rank correlation of estimates and times (Spearman, 1904)."""
-        ranks = [_ranks([getattr(t, n) for t in self.timed]) for n in ("estimated", "us")]
-        middle = (len(self.timed) - 1) / 2
-        varied = sum((n - middle) ** 2 for n in range(len(self.timed)))
-        return sum((a - middle) * (b - middle) for a, b in zip(*ranks, strict=True)) / varied
+        """The rank correlation of estimates and times."""
+        return rank_correlation([t.estimated for t in self.timed], [t.us for t in self.timed])
+
+
+def rank_correlation(some: Sequence[float], others: Sequence[float]) -> float:
+    """Of two numbers of each of several things (Spearman, 1904): 1 in the same order, -1 in the opposite
+    one."""
+    ranks = _ranks(some), _ranks(others)
+    middle = (len(some) - 1) / 2
+    varied = sum((n - middle) ** 2 for n in range(len(some)))
+    return sum((a - middle) * (b - middle) for a, b in zip(*ranks, strict=True)) / varied
 
 
 def _ranks(values: Sequence[float]) -> list[int]:

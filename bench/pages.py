@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bench import ablation_table, plots
+from bench import ablation_table, board, plots
 from bench.chips_table import chips_table
 from bench.distributed import distributed_table
 from bench.environment import ROOT, VERSIONS
@@ -244,7 +244,8 @@ def pages() -> dict[Path, str]:
     """Every page that has such a marker, and ``docs/ablation.md``, as they have to be."""
     parts = {name: parts_of(table) for name, table in TABLES.items()}
     bare, whole = (
-        {name: joined(made, origins) for name, made in parts.items()} for origins in (False, True)
+        {name: joined(made, origins) for name, made in parts.items()} | board.tables()
+        for origins in (False, True)
     )
     found = {}
     for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):

@@ -88,13 +88,13 @@ def prepare(problem: str, prop: str, epilogue: str = "") -> Row:
 
 def on_gpu(problem: str, **payload: Any) -> Row:
     """``measure``; or, without a problem, the machine's ceilings."""
-    from bench import ceilings
     from transconv.runtime.timing import Clock
+    from transconv.tuning.measure import ceilings
     from transconv.verify.machine import device
 
     if problem:
         return measure(problem, **payload)
-    return dict(ceilings.measure(Clock(device())))
+    return dict(ceilings(Clock(device())))
 
 
 def measure(

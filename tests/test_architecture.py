@@ -63,6 +63,7 @@ TENSORS = (
     "verify/machine.py",
     "verify/case.py",
     "verify/computation.py",
+    "verify/network_blocks.py",
     "verify/invariance/drawn_batches.py",
     "runtime/timing.py",
 )

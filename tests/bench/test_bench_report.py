@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from bench import ceilings, check, environment, report, run_tables, runner, tables
+from bench import check, environment, report, run_tables, runner, tables
 from bench.__main__ import parser
 from tests import programs
 from transconv.runtime import timing
 from transconv.runtime.timing import Call, Clock, Make, summary
+from transconv.tuning.measure import ceilings
 from transconv.tuning.table import CsvTable, read
 
 ROOT = Path(__file__).parents[2]
@@ -147,7 +148,7 @@ def test_clock_takes_calls_in_turn() -> None:
 
 
 def test_ceilings() -> None:
-    found = ceilings.measure(Clock("cpu"), size=64, copied=1 << 16)
+    found = ceilings(Clock("cpu"), size=64, copied=1 << 16)
     assert 0 < found["gemm_tflops"] < 10 and 0 < found["copy_tbs"] < 10
 
 

@@ -20,12 +20,13 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from transconv.cli.arguments import installation, options
+from transconv.cli import measurement
+from transconv.cli.arguments import installation, options, ranges
 from transconv.cli.arguments.installation import BAD, NOTE, OK, Finding, guarded, printed, size
 from transconv.selection import tuning_db
-from transconv.support import Unsupported, knobs, why_untrusted, why_unwritable
+from transconv.support import ProblemError, Unsupported, knobs, why_untrusted, why_unwritable
 from transconv.target import TARGETS, Target, detect, why_no_switches
-from transconv.verify.machine import device
+from transconv.verify.machine import device, terminable
 
 
 def add_to(verbs: object) -> None:
@@ -36,16 +37,47 @@ def add_to(verbs: object) -> None:
         "Checks the installed packages, the chip and its features, the caches, the environment variables\n"
         "and the tuned schedules, and runs a convolution and an elementwise map. Prints one line for\n"
         "each check, which begins with ok, note (it works, but is unusual) or bad. Needs no network. The\n"
-        "exit code is 1 if a line is bad.",
-        ("doctor", "doctor --json"),
+        "exit code is 1 if a line is bad.\n"
+        "--measure also times layers and blocks of networks on the GPU, in at most five minutes, and\n"
+        "--share writes a file of it that can be sent to the project (docs/board.md).",
+        ("doctor", "doctor --json", "doctor --measure --share out.json"),
         doctor,
     )
     made.add_argument("--json", action="store_true", help="print one JSON object instead of lines")
+    made.add_argument(
+        "--measure", action="store_true", help="also measure the GPU, if the checks are good"
+    )
+    made.add_argument(
+        "--share", type=ranges.output, metavar="FILE", help="write what is measured to a JSON file"
+    )
+    made.add_argument(
+        "--seconds",
+        type=ranges.limit,
+        default=measurement.SECONDS,
+        metavar="S",
+        help=f"of --measure, all in all (default: {measurement.SECONDS})",
+    )
 
 
 def doctor(words: argparse.Namespace) -> int:
-    with _quiet():
-        return printed(findings(), words.json)
+    if words.share and not words.measure:
+        raise ProblemError("--share has nothing to write; expected --measure --share FILE")
+    with _quiet(), terminable():
+        return printed(measured(words) if words.measure else findings(), words.json)
+
+
+def measured(words: argparse.Namespace) -> Iterator[Finding]:
+    """All findings, then those of what is measured."""
+    checks = []
+    for finding in findings():
+        checks.append(finding)
+        yield finding
+    target = _target()
+    if _device() != "cuda" or target.backend not in ("cuda", "hip"):
+        yield measurement.said_without_gpu(words.share, words.seconds)
+        return
+    session = measurement.MeasuringSession(target, words.share, words.seconds)
+    yield from guarded("measure", lambda: session.findings(checks))
 
 
 @contextmanager

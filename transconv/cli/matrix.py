@@ -280,8 +280,9 @@ make matrix-xpu  # Intel's GPUs, with Triton's release for them and ocloc (docs/
 **What was run and what was only compiled.** Kernels for sm_90 ran on an H200 and on H100s with Triton
 3.6 (see [the results](results.md)). For every other chip on this page, and for any chip with a newer
 Triton, they were compiled and never run: that they are right there rests on the IR's and Triton's
-interpreters, how fast they are is not known. Of Intel's GPUs the column Triton has two numbers, those of
-Triton's release and of `ocloc`, the offline compiler; [what the words of that machine are](intel.md).
+interpreters, how fast they are is [predicted](board.md). Of Intel's GPUs the column Triton has two
+numbers, those of Triton's release and of `ocloc`, the offline compiler; [what the words of that machine
+are](intel.md).
 
 Registers and spilt bytes are per thread (AMD: vector and accumulation registers together; Intel: of a
 hardware thread, which is a warp), shared memory is per program, in bytes, beside what a program may

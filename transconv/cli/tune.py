@@ -211,7 +211,7 @@ def _tuned(words: argparse.Namespace, target: Target, between: ranks.Ranks | Non
             target,
             limits,
             log,
-            _versions(on_cpu),
+            versions(on_cpu),
             words.explore,
             pool=partial(Dealer, ranks=between) if between else Pool,
         )
@@ -294,7 +294,8 @@ def _tag(problem: ConvProblem) -> str:
     return next((w[4:] for w in str(problem).split() if w.startswith("tag=")), "nchw")
 
 
-def _versions(on_cpu: bool) -> dict[str, str]:
+def versions(on_cpu: bool) -> dict[str, str]:
+    """The columns of a log that tell the device and torch's version."""
     import torch
 
     device = "cpu" if on_cpu else torch.cuda.get_device_name().replace(" ", "_")

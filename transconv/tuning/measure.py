@@ -1,4 +1,5 @@
-"""Measures one schedule of a workload in a worker process: whether it is right, and how fast.
+"""Measures one schedule of a workload in a worker process: whether it is right, and how fast; and the
+rates of the machine, which give lower bounds of times.
 
 Several processes compile into Triton's cache, one uses the GPU. Tensors and answers of the last few
 workloads stay on the GPU, because the trials of several workloads alternate.
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -37,6 +39,35 @@ def compile_trial(text: str, direction: str, behind: str = "", schedule: str = "
 
 
 # -- in the process that has the GPU ---------------------------------------------------------------
+
+
+def ceilings(clock: timing.Clock, size: int = 8192, copied: int = 1 << 30) -> dict[str, float]:
+    """TFLOP/s of a bf16 product of ``size`` square random matrices, TB/s of a copy of ``copied`` bytes
+    (read and written bytes together), and microseconds of a launch that computes one number."""
+    import torch
+
+    where = clock.flush.device
+
+    def product(index: int) -> Callable[[], object]:
+        a, b = (torch.randn(size, size, device=where, dtype=torch.bfloat16) for _ in "ab")
+        out = torch.empty_like(a)
+        return lambda: torch.mm(a, b, out=out)
+
+    def copy(index: int) -> Callable[[], object]:
+        a = torch.randn(copied // 4, device=where)
+        b = torch.empty_like(a)
+        return lambda: b.copy_(a)
+
+    def launch(index: int) -> Callable[[], object]:
+        one = torch.zeros(1, device=where)
+        return lambda: one.add_(1)
+
+    times = clock.compare({"product": product, "copy": copy}, 2 * copied)
+    return {
+        "gemm_tflops": 2 * size**3 / times["product"].us / 1e6,
+        "copy_tbs": 2 * copied / times["copy"].us / 1e6,
+        "launch_us": clock.one(launch, 4).us,
+    }
 
 
 class KeptCases:
