@@ -69,7 +69,7 @@ def _each_window(op: str, n: int, windows: Piece, dtype: torch.dtype, label: str
 
 @dataclass(eq=False, kw_only=True)
 class WindowIndex(Mapped):
-    """The places that a max pool chose, from those within each window, its input."""
+    """The places in an image that a max pool chose, from its input, those within each window."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +107,7 @@ class MaxPool:
 
         def flat(found: str, *corner: str) -> str:
             said, below = "", prod(self.window)
+            found = f"i64({found})" if place.dtype is torch.int8 else found
             for d in range(n):
                 below //= self.window[d]
                 own = f"{found} // {below}" if below > 1 else found
@@ -139,13 +140,13 @@ def _max_pool(call: NodeCall) -> tuple[Piece, ...]:
 @row(torch_internals.max_pool_with_places)
 def _max_pool_in_windows(call: NodeCall) -> tuple[Piece, ...]:
     top, place = MaxPool.of(call, len(call.args[1]), 1).chosen(call)
-    return top, cast(place, torch.int8)
+    return top, mapped("i8({})".format, place, dtype=torch.int8, label="max_pool")
 
 
 @row(torch_internals.max_pool_index)
 def _max_pool_index(call: NodeCall) -> Piece:
     place, window, sizes, *rest = call.args
-    return MaxPool(sizes, window, *rest).index(cast(place, torch.int64))
+    return MaxPool(sizes, window, *rest).index(place)
 
 
 # -- averages --------------------------------------------------------------------------------------
@@ -436,6 +437,8 @@ def _max_pool_backward(call: NodeCall) -> Piece:
     within = isinstance(index, WindowIndex) and prod(pool.dilation) == 1
     grads = _spread(grad, *rest, within)
     places = _spread(index.inputs[0] if within else index, *rest, False)
+    if within:
+        places = cast(places, torch.int32)
 
     def own(at: Index) -> Index:
         """The element's place in the image."""
