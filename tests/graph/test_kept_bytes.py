@@ -56,7 +56,9 @@ MODELS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
     "mobilenetv3": lambda: known("mobilenetv3"),
     "unet3d": lambda: known("unet3d"),
     "pooled": lambda: (
-        nn.Sequential(nn.Conv2d(4, 8, 3, bias=False), nn.ReLU(), nn.MaxPool2d(3, 2, 1), nn.Conv2d(8, 4, 3)),
+        nn.Sequential(
+            nn.Conv2d(4, 8, 3, bias=False), nn.ReLU(), nn.MaxPool2d(3, 2, 1), nn.Conv2d(8, 4, 3)
+        ),
         torch.randn(2, 4, 12, 10),
     ),
     "two linear layers": lambda: (

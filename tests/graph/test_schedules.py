@@ -247,7 +247,7 @@ def test_a_copy_before_a_convolution_is_seen_through() -> None:
 
 @pytest.mark.parametrize("prop", [Prop.BWD_D, Prop.BWD_W])
 def test_dims_in_another_order_do_not_cost_the_schedule(prop: Prop) -> None:
-    """A gradient that a graph has with its features last, as what follows ConvNeXt's convolutions leaves it."""
+    """A gradient whose features are the last dim, as what follows a convolution of ConvNeXt leaves it."""
     p = ConvProblem.parse("g96mb32ic96ih56oc96oh56kh7ph3 dt=bf16 tag=nhwc")
     rest = [[1, 1], [3, 3], [1, 1], False, [0, 0], 96]
     mask = [prop is Prop.BWD_D, prop is Prop.BWD_W, False]

@@ -252,8 +252,8 @@ def _spec(
     strides = tensor.layout.strides()
     if strides is not None and tensor.shape == shape:
         return TensorSpec(known.dtype, Layout.from_strides(known.dtype, shape, strides))
-    strides = moves or strides
-    if strides is None or len(strides) != len(shape):
+    far = moves or strides
+    if far is None or len(far) != len(shape):
         return known
-    order = sorted(range(len(shape)), key=lambda d: (-strides[d], d))
+    order = sorted(range(len(shape)), key=lambda d: (-far[d], d))
     return TensorSpec(known.dtype, Layout.dense(known.dtype, shape, order))

@@ -4,6 +4,7 @@ which each element of the input sums those of the result that it went to.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -12,6 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import fx
+from torch.utils.checkpoint import CheckpointPolicy
 
 from transconv.graph.fusion.index_ir import ConstantValue, Mapped, MovedView, Piece
 from transconv.graph.lowerings import view_indexing
@@ -134,7 +137,37 @@ def _max_pool(call: NodeCall) -> tuple[Piece, ...]:
     return top, pool.index(place)
 
 
-# Those that a training graph has instead (regions/aot_graphs.py): of a window, in 8 bits.
+# -- places within windows ---------------------------------------------------------------------------
+
+NARROW = 2**7  # places that 8 bits tell apart
+
+
+def within_windows(gradient: fx.Node, n: int) -> fx.Node | None:
+    """The places that the gradient of a pool over ``n`` dims is handed, from those within each window, in
+    8 bits, which its pool stores instead and a forward graph leaves. None where others read them, and of
+    windows with gaps or more than ``NARROW`` places."""
+    places: Any = gradient.args[7]
+    window = _list(gradient.args[2], n, ())
+    stride, padding, dilation = (_list(x, n, window) for x in gradient.args[3:6])
+    if (
+        [*places.users] != [gradient]
+        or places.target is not operator.getitem
+        or prod(window) > NARROW
+        or prod(dilation) > 1
+    ):
+        return None
+    pool, graph, around = places.args[0], gradient.graph, (stride, padding, dilation)
+    image, short = pool.args[0], places.meta["val"].to(torch.int8)
+    with graph.inserting_before(pool):
+        made = graph.call_function(
+            torch_internals.max_pool_with_places, (image, window, *around, gradient.args[6])
+        )
+    made.meta = {**pool.meta, "val": (pool.meta["val"][0], short)}
+    pool.replace_all_uses_with(made)
+    graph.erase_node(pool)
+    places.meta |= {"val": short, "recompute": CheckpointPolicy.MUST_SAVE}
+    sizes = [*image.meta["val"].shape[-n:]]
+    return graph.call_function(torch_internals.max_pool_index, (places, window, sizes, *around))
 
 
 @row(torch_internals.max_pool_with_places)

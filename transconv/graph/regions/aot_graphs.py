@@ -33,6 +33,7 @@ from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
 from transconv.graph.fusion.index_ir import holds
+from transconv.graph.lowerings.pools import within_windows
 from transconv.graph.lowerings.table import ROWS
 from transconv.graph.regions.aliases import may_view, memory, readers
 from transconv.runtime import torch_internals
@@ -42,7 +43,7 @@ FREE = "transconv_free"  # in a node's meta: only kernels of the two graphs see 
 MOVED = "transconv_moved"  # of a placeholder: it lies otherwise than when the graph was traced
 POOLS = (aten.max_pool2d_with_indices_backward.default, aten.max_pool3d_with_indices_backward.default)
 CASTS = (aten._to_copy.default, torch.ops.prims.convert_element_type.default)
-LONGEST, NARROW = 2**31, 2**7  # places that 32 bits tell apart, and 8
+LONGEST = 2**31  # places that 32 bits tell apart
 
 
 def replace_node(
@@ -83,7 +84,7 @@ def _shape_alone(node: fx.Node) -> None:
         )
         none.meta["val"] = torch.full_like(val, 0)
         node.args = (grad, none, *rest, places)
-        if (back := _within_windows(node, image, places)) is None:
+        if (back := within_windows(node, 3 if node.target is POOLS[1] else 2)) is None:
             if prod(val.shape[1:]) >= LONGEST:
                 return
             short = graph.call_function(aten._to_copy.default, (places,), {"dtype": torch.int32})
@@ -91,38 +92,6 @@ def _shape_alone(node: fx.Node) -> None:
             back = graph.call_function(aten._to_copy.default, (short,), {"dtype": torch.int64})
         back.meta |= {"val": at.clone(), "recompute": CheckpointPolicy.MUST_RECOMPUTE}
     node.args = (grad, none, *rest, back)
-
-
-def _within_windows(node: fx.Node, image: fx.Node, places: fx.Node) -> fx.Node | None:
-    """The places that a pool's gradient is handed, from those within each window, which its pool stores
-    instead; None where others read them, and of windows with gaps or too many places."""
-    pool, graph, n = places.args[0], node.graph, 3 if node.target is POOLS[1] else 2
-    given: Any = node.args[2:6]
-    window, *lists = ([*x] or [*given[0]] for x in given)
-    window, stride, padding, dilation = (x * n if len(x) == 1 else x for x in (window, *lists))
-    if (
-        [*places.users] != [node]
-        or places.target is not operator.getitem
-        or not isinstance(pool, fx.Node)
-        or prod(window) > NARROW
-        or prod(dilation) > 1
-    ):
-        return None
-    around = stride, padding, dilation
-    with graph.inserting_before(pool):
-        made = graph.call_function(
-            torch_internals.max_pool_with_places, (pool.args[0], window, *around, node.args[6])
-        )
-    top, at = pool.meta["val"][0], places.meta["val"]
-    short = at.to(torch.int8)
-    made.meta = {**pool.meta, "val": (top, short)}
-    for part in [*pool.users]:
-        replace_node(part, operator.getitem, (made, part.args[1]))
-    graph.erase_node(pool)
-    within = next(x for x in made.users if x.args[1] == 1)
-    within.meta |= {"val": short, "recompute": CheckpointPolicy.MUST_SAVE}
-    sizes = [*image.meta["val"].shape[-n:]]
-    return graph.call_function(torch_internals.max_pool_index, (within, window, sizes, *around))
 
 
 def parts_cast(graph: fx.Graph) -> None:

@@ -270,9 +270,8 @@ def _chosen_otherwise(
 
 def _pooled(choice: RecordedNode) -> int:
     """How many dims a pool chooses from; 0 of another operation."""
-    if choice.target is WITHIN:
-        return len(choice.args[1])
-    return POOLS.get(getattr(choice.target, "overloadpacket", None), 0)
+    packet: Any = getattr(choice.target, "overloadpacket", None)
+    return len(choice.args[1]) if choice.target is WITHIN else POOLS.get(packet, 0)
 
 
 def _last_dims(choice: RecordedNode) -> Callable[[Tensor], Tensor]:
