@@ -245,7 +245,7 @@ def test_a_copy_before_a_convolution_is_seen_through() -> None:
     ]
 
 
-@pytest.mark.parametrize("prop", [Prop.BWD_D, Prop.BWD_W])
+@pytest.mark.parametrize("prop", [pytest.param(Prop.BWD_D, marks=pytest.mark.slow), Prop.BWD_W])
 def test_dims_in_another_order_do_not_cost_the_schedule(prop: Prop) -> None:
     """A gradient whose features are the last dim, as what follows a convolution of ConvNeXt leaves it."""
     p = ConvProblem.parse("g96mb32ic96ih56oc96oh56kh7ph3 dt=bf16 tag=nhwc")
