@@ -24,7 +24,7 @@ from transconv.calls import stats
 from transconv.functional.calls import compiled_launch
 from transconv.graph import backend, report
 from transconv.graph.fusion.index_ir import ConstantValue
-from transconv.graph.lowerings.table import ROWS, NodeCall
+from transconv.graph.lowerings.table import ROWS, NodeCall, mapped
 from transconv.graph.regions import region_calls
 from transconv.graph.verification import agreement, eager_check, fx_reference
 from transconv.runtime import FirstSizes
@@ -472,3 +472,21 @@ def test_noise_of_a_gpu_is_no_alarm(name: str) -> None:
 
     assert not difference(made)
     assert "differ" in difference([x * 1000 + 1e-20 for x in made]), "that is more than noise"
+
+
+@pytest.mark.parametrize("least", [False, True])
+def test_places_within_windows(least: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a pool whose gradient is asked for. Windows of equal elements may choose any; a place of another
+    element is wrong."""
+    if least:
+
+        def first(right: Any, call: NodeCall) -> Any:
+            top, place = right(call)
+            return top, mapped("i8(min({}, 0))".format, place, dtype=torch.int8)
+
+        planted(monkeypatch, agreement.WITHIN, first)
+    x = torch.arange(96.0).view(1, 2, 6, 8).clamp(max=70).requires_grad_()
+    run = compiled(lambda x: F.max_pool2d(x * 2, 3, 2, 1))
+    with interpreted():
+        run(x).square().sum().backward()
+    assert bool(wrong(run)) == least

@@ -92,21 +92,38 @@ def test_images_lie_as_convolutions_like_them(monkeypatch: pytest.MonkeyPatch) -
     assert any("X0 f32 [2, 64, 8, 8] strides(4096,1,512,64)" in t for t in gradients), gradients
 
 
-def test_a_pool_leaves_places_of_32_bits_and_no_image(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Pooled(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv = nn.Conv2d(4, 8, 3, padding=1)
+class Pooled(nn.Module):
+    def __init__(self, pool: nn.Module) -> None:
+        super().__init__()
+        self.conv, self.pool = nn.Conv2d(4, 8, 3, padding=1), pool
 
-        def forward(self, x: Tensor) -> Tensor:
-            return F.max_pool2d(self.conv(x).sigmoid() * 2, 3, 2, 1)
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.pool(self.conv(x).sigmoid() * 2)
+        return y
 
+
+@pytest.mark.parametrize(
+    ("pool", "bits"),
+    [
+        (nn.MaxPool2d(3, 2, 1), torch.int8),
+        (nn.MaxPool2d((2, 3), (1, 2), ceil_mode=True), torch.int8),
+        (nn.MaxPool2d(2, dilation=2), torch.int32),
+        (nn.MaxPool2d((8, 9), 1, 4), torch.int8),
+        (nn.MaxPool2d((15, 9), 1, (5, 4)), torch.int32),
+    ],
+    ids=["sliding", "ends beyond", "gaps", "72 places", "135 places"],
+)
+def test_a_pool_leaves_places_and_no_image(
+    pool: nn.Module, bits: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those within windows of up to 128 places have 8 bits, others 32."""
+    torch.manual_seed(0)
     with left(monkeypatch) as found:
-        trained(Pooled(), torch.randn(2, 4, 9, 8))
+        trained(Pooled(pool), torch.randn(2, 4, 9, 8))
     ((_, saved),) = found
     types = [n.meta["val"].dtype for n in saved if n.op == "call_function"]
-    assert torch.int32 in types and torch.int64 not in types
-    assert sum(n.meta["val"].dtype is torch.float32 for n in saved if n.op == "call_function") == 1
+    assert {t for t in types if not t.is_floating_point} == {bits}
+    assert types.count(torch.float32) == 1
 
 
 @pytest.mark.every(2)

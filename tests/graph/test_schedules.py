@@ -245,3 +245,21 @@ def test_a_copy_before_a_convolution_is_seen_through() -> None:
     assert [plain(s.source) for s in plan(kernel).steps] == [
         plain(s.source) for s in compiler.plan(p, Prop.FWD, H200).steps
     ]
+
+
+@pytest.mark.parametrize("prop", [pytest.param(Prop.BWD_D, marks=pytest.mark.slow), Prop.BWD_W])
+def test_dims_in_another_order_do_not_cost_the_schedule(prop: Prop) -> None:
+    """A gradient whose features are the last dim, as what follows a convolution of ConvNeXt leaves it."""
+    p = ConvProblem.parse("g96mb32ic96ih56oc96oh56kh7ph3 dt=bf16 tag=nhwc")
+    rest = [[1, 1], [3, 3], [1, 1], False, [0, 0], 96]
+    mask = [prop is Prop.BWD_D, prop is Prop.BWD_W, False]
+    dst = (32, 56, 56, 96), (301056, 5376, 96, 1), torch.bfloat16
+    (kernel,) = kernels(
+        lambda x, dy, w: torch.ops.aten.convolution_backward(
+            dy.permute(0, 3, 1, 2), x, w, None, *rest, mask
+        )[mask.index(True)],
+        like(p, "src"),
+        dst,
+        like(p, "wei"),
+    )
+    assert plan(kernel).why == compiler.plan(p, prop, H200).why

@@ -51,6 +51,9 @@ INTERNALS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "OpOverload": ("torch._ops", "OpOverload"),  # which nodes of a graph are operators
         "transform_level": ("torch._functorch.pyfunctorch", "retrieve_current_functorch_interpreter"),
         "single_level_autograd": ("torch._functorch.utils", "enable_single_level_autograd_function"),
+        # Inductor's max pool with places of 8 bits within windows, and what these are in the image.
+        "max_pool_with_places": ("torch._inductor.inductor_prims", "_low_memory_max_pool_with_offsets"),
+        "max_pool_index": ("torch._inductor.inductor_prims", "_low_memory_max_pool_offsets_to_indices"),
         # Graphs: what AOTAutograd takes, and what a backend learns of the compilation around it.
         "aot_autograd": ("torch._dynamo.backends.common", "aot_autograd"),
         "aot_settings": ("torch._functorch", "config"),

@@ -17,6 +17,8 @@ from transconv.compute import (
     Compute,
     SampleOutcome,
     Workload,
+    axis_steps,
+    axis_strides,
     examine,
     kernels,
     of_any_batch,
@@ -30,7 +32,7 @@ from transconv.compute import (
 from transconv.conv.conv_problem import ConvProblem, Prop, TensorSpec
 from transconv.conv.relation import computes
 from transconv.conv.workload import ConvWorkload
-from transconv.ir import Layout, Tensor, Values
+from transconv.ir import Layout, Tensor, Values, View
 from transconv.runtime import register_reader
 from transconv.support import ScheduleError, TransconvError, Unsupported
 
@@ -191,11 +193,11 @@ def surrounded(problem: ConvProblem, prop: Prop, parts: Sequence[Compute]) -> Su
     """The workload of computations that were written from the relation of a direction, in its order, with
     its axes but perhaps those of one position. The problem's layouts are those of the tensors that are
     read and stored, as far as they have the problem's dims."""
-    made = []
-    for compute, relation in zip(parts, computes(problem, prop), strict=True):
+    made, relations = [], computes(problem, prop)
+    for compute, relation in zip(parts, relations, strict=True):
         name = compute.name + "".join(f"_{r}" for r in relation.part or ())
         made.append(replace(_of_relation(compute, relation), name=name))
-    return Surrounded(_laid_out(problem, prop, made[0]), prop, tuple(made))
+    return Surrounded(_laid_out(problem, prop, made[0], relations[0]), prop, tuple(made))
 
 
 def _of_relation(compute: Compute, relation: Compute) -> Compute:
@@ -219,21 +221,39 @@ def _read(text: str, direction: str, behind: str) -> Workload | None:
         return None
 
 
-def _laid_out(problem: ConvProblem, prop: Prop, compute: Compute) -> ConvProblem:
+def _laid_out(problem: ConvProblem, prop: Prop, compute: Compute, relation: Compute) -> ConvProblem:
     """The problem with the layouts of a computation's tensors."""
     specs = problem.specs
-    for name, view in zip(prop.roles, (compute.a, compute.b, compute.c), strict=True):
-        if view is not None:
-            specs[name] = _spec(view.tensor, specs[name], problem.shapes[name])
+    views = zip((compute.a, compute.b, compute.c), (relation.a, relation.b, relation.c), strict=True)
+    for name, (view, own) in zip(prop.roles, views, strict=True):
+        if view is not None and own is not None:
+            strides = _strides(view, compute, own, relation)
+            specs[name] = _spec(view.tensor, specs[name], problem.shapes[name], strides)
     return replace(problem, src=specs["src"], wei=specs["wei"], dst=specs["dst"])
 
 
-def _spec(tensor: Tensor, known: TensorSpec, shape: tuple[int, ...]) -> TensorSpec:
-    """The layout of a tensor, or a dense one in its order where it has other sizes."""
+def _strides(view: View, compute: Compute, own: View, relation: Compute) -> list[int] | None:
+    """How far a view's memory moves with each dim of the problem's tensor, by the axes that the relation
+    reads along it; 0 for dims of one position. None where some dim does not move it evenly."""
+    far, found = axis_strides(view, compute), []
+    for dim, size in zip(own.dims, own.tensor.shape, strict=True):
+        steps = {a: n for a, n in axis_steps(dim, relation).items() if n and relation.size(a) > 1}
+        each = {far.get(a, 0) / n for a, n in steps.items()} or {0.0}
+        if len(each) > 1 or (size > 1 and not min(each) >= 1):
+            return None
+        found.append(int(each.pop()))
+    return found
+
+
+def _spec(
+    tensor: Tensor, known: TensorSpec, shape: tuple[int, ...], moves: Sequence[int] | None
+) -> TensorSpec:
+    """The layout of a tensor, or a dense one in its order where it has other dims."""
     strides = tensor.layout.strides()
-    if strides is None or len(tensor.shape) != len(shape):
-        return known
-    if tensor.shape == shape:
+    if strides is not None and tensor.shape == shape:
         return TensorSpec(known.dtype, Layout.from_strides(known.dtype, shape, strides))
-    order = sorted(range(len(shape)), key=lambda d: (-strides[d], d))
+    far = moves or strides
+    if far is None or len(far) != len(shape):
+        return known
+    order = sorted(range(len(shape)), key=lambda d: (-far[d], d))
     return TensorSpec(known.dtype, Layout.dense(known.dtype, shape, order))

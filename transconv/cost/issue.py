@@ -40,7 +40,10 @@ CONVERTED = 1.6
 FOURTH = 0.5  # for each product
 QUADS = 3.0, 1.0  # for each element of A, whose words are mostly made of two others, and of B
 WORDS = 16  # more registers of a thread
-IN_FLIGHT = 96  # registers of a thread for loaded elements; further loads wait
+# Registers of a thread for loaded elements; further loads wait. That some wait one after another has no
+# price: of 28 loads of 16 bytes of a weight's gradient ptxas (sm_90) issues nine at once, each other one
+# where its first product stands. bench/problems/depthwise_weight_trials.csv has such tiles and others.
+IN_FLIGHT = 96
 
 
 QUOTIENT = 8.0  # slots of a quotient; one of a number's reciprocal

@@ -4,6 +4,7 @@ which each element of the input sums those of the result that it went to.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -12,13 +13,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import fx
+from torch.utils.checkpoint import CheckpointPolicy
 
 from transconv.graph.fusion.index_ir import ConstantValue, Mapped, MovedView, Piece
 from transconv.graph.lowerings import view_indexing
-from transconv.graph.lowerings.table import NodeCall, NotOurs, mapped, piecewise, reduced, row, wide
+from transconv.graph.lowerings.table import NodeCall, NotOurs, cast, mapped, piecewise, reduced, row, wide
 from transconv.graph.lowerings.view_indexing import IndexLine, fitted
 from transconv.graph.sizes import Index, Length, SymbolicSize, dense_strides, like
 from transconv.ir import TRUE, Expr, all_of, as_expr, eq, maximum, minimum
+from transconv.runtime import torch_internals
 
 
 def _list(given: Any, n: int, usual: Sequence[int]) -> list[int]:
@@ -66,41 +70,116 @@ def _each_window(op: str, n: int, windows: Piece, dtype: torch.dtype, label: str
     return reduced(op, range(rank - n, rank), windows, dtype=dtype, label=label)
 
 
+@dataclass(eq=False, kw_only=True)
+class WindowIndex(Mapped):
+    """The places in an image that a max pool chose, from its input, those within each window."""
+
+
+@dataclass(frozen=True, slots=True)
+class MaxPool:
+    """The numbers of a max pool over the last dims of an image of these sizes."""
+
+    sizes: Sequence[Length]
+    window: list[int]
+    stride: list[int]
+    padding: list[int]
+    dilation: list[int]
+
+    @staticmethod
+    def of(call: NodeCall, n: int, first: int) -> MaxPool:
+        """``first``: where the arguments begin with the window; before them is the image."""
+        numbers = window_numbers(call, n, first)
+        dilation = _list(call.arg(first + 3, "dilation", 1), n, ())
+        return MaxPool(call.args[first - 1].shape[-n:], *numbers, dilation)
+
+    def chosen(self, call: NodeCall) -> tuple[Piece, Piece]:
+        """The largest element of each window, and its place in the window."""
+        n = len(self.window)
+        rest = self.window, self.stride, self.padding, self.dilation
+        seen = _windows(call.args[0], call.shape[-n:], *rest, float("-inf"))
+        top = _each_window("max", n, seen, call.dtype, "max_pool")
+        return top, _each_window("argmax", n, seen, torch.int64, "max_pool")
+
+    def index(self, place: Piece) -> Piece:
+        """Places in windows as places in the image."""
+        n = len(self.window)
+
+        def coordinates(at: Index) -> Index:
+            first = len(at) - n
+            return tuple(at[first + d] * self.stride[d] - self.padding[d] for d in range(n))
+
+        def flat(found: str, *corner: str) -> str:
+            said, below = "", prod(self.window)
+            found = f"i64({found})" if place.dtype is torch.int8 else found
+            for d in range(n):
+                below //= self.window[d]
+                own = f"{found} // {below}" if below > 1 else found
+                own = f"({own}) % {self.window[d]}" if d else f"({own})"
+                own = f"({corner[d]} + {own}*{self.dilation[d]})"
+                said = f"({said}*{self.sizes[d]} + {own})" if said else own
+            return said
+
+        return WindowIndex(
+            shape=place.shape,
+            dtype=torch.int64,
+            inputs=(place,),
+            write=flat,
+            place=coordinates,
+            label="max_pool",
+            work=4 * n,
+        )
+
+
 @row("max_pool2d_with_indices", "max_pool3d_with_indices")
 def _max_pool(call: NodeCall) -> tuple[Piece, ...]:
-    x = call.args[0]
-    n = 3 if "3d" in call.name else 2
-    window, stride, padding = window_numbers(call, n, 1)
-    dilation = _list(call.arg(4, "dilation", 1), n, ())
-    sizes = call.shape[-n:]
-    seen = _windows(x, sizes, window, stride, padding, dilation, float("-inf"))
-    top = _each_window("max", n, seen, call.dtype, "max_pool")
-    place = _each_window("argmax", n, seen, torch.int64, "max_pool")
+    pool = MaxPool.of(call, 3 if "3d" in call.name else 2, 1)
+    top, place = pool.chosen(call)
+    return top, pool.index(place)
 
-    def coordinates(at: Index) -> Index:
-        first = len(at) - n
-        return tuple(at[first + d] * stride[d] - padding[d] for d in range(n))
 
-    def flat(found: str, *corner: str) -> str:
-        said, below = "", prod(window)
-        for d in range(n):
-            below //= window[d]
-            own = f"{found} // {below}" if below > 1 else found
-            own = f"({own}) % {window[d]}" if d else f"({own})"
-            own = f"({corner[d]} + {own}*{dilation[d]})"
-            said = f"({said}*{x.shape[len(x.shape) - n + d]} + {own})" if said else own
-        return said
+# -- places within windows ---------------------------------------------------------------------------
 
-    index = Mapped(
-        shape=top.shape,
-        dtype=torch.int64,
-        inputs=(place,),
-        write=flat,
-        place=coordinates,
-        label="max_pool",
-        work=4 * n,
-    )
-    return top, index
+NARROW = 2**7  # places that 8 bits tell apart
+
+
+def within_windows(gradient: fx.Node, n: int) -> fx.Node | None:
+    """The places that the gradient of a pool over ``n`` dims is handed, from those within each window, in
+    8 bits, which its pool stores instead and a forward graph leaves. None where others read them, and of
+    windows with gaps or more than ``NARROW`` places."""
+    places: Any = gradient.args[7]
+    window = _list(gradient.args[2], n, ())
+    stride, padding, dilation = (_list(x, n, window) for x in gradient.args[3:6])
+    if (
+        [*places.users] != [gradient]
+        or places.target is not operator.getitem
+        or prod(window) > NARROW
+        or prod(dilation) > 1
+    ):
+        return None
+    pool, graph, around = places.args[0], gradient.graph, (stride, padding, dilation)
+    image, short = pool.args[0], places.meta["val"].to(torch.int8)
+    with graph.inserting_before(pool):
+        made = graph.call_function(
+            torch_internals.max_pool_with_places, (image, window, *around, gradient.args[6])
+        )
+    made.meta = {**pool.meta, "val": (pool.meta["val"][0], short)}
+    pool.replace_all_uses_with(made)
+    graph.erase_node(pool)
+    places.meta |= {"val": short, "recompute": CheckpointPolicy.MUST_SAVE}
+    sizes = [*image.meta["val"].shape[-n:]]
+    return graph.call_function(torch_internals.max_pool_index, (places, window, sizes, *around))
+
+
+@row(torch_internals.max_pool_with_places)
+def _max_pool_in_windows(call: NodeCall) -> tuple[Piece, ...]:
+    top, place = MaxPool.of(call, len(call.args[1]), 1).chosen(call)
+    return top, mapped("i8({})".format, place, dtype=torch.int8, label="max_pool")
+
+
+@row(torch_internals.max_pool_index)
+def _max_pool_index(call: NodeCall) -> Piece:
+    place, window, sizes, *rest = call.args
+    return MaxPool(sizes, window, *rest).index(place)
 
 
 # -- averages --------------------------------------------------------------------------------------
@@ -383,30 +462,39 @@ def _put_in_memory(call: NodeCall) -> Piece:
 
 @row("max_pool2d_with_indices_backward", "max_pool3d_with_indices_backward")
 def _max_pool_backward(call: NodeCall) -> Piece:
-    grad, x = call.args[:2]
+    grad = call.args[0]
     n = 3 if "3d" in call.name else 2
-    window, stride, padding = window_numbers(call, n, 2)
-    given = call.args[5]
-    dilation = list(given) * (n if len(given) == 1 else 1)
-    sizes = x.shape[-n:]
-    grads, places = (
-        _spread(t, sizes, window, stride, padding, dilation, False) for t in (grad, call.args[7])
-    )
+    pool, index = MaxPool.of(call, n, 2), call.args[7]
+    rest = pool.sizes, pool.window, pool.stride, pool.padding, pool.dilation
     lead = len(grad.shape) - n
+    within = isinstance(index, WindowIndex) and prod(pool.dilation) == 1
+    grads = _spread(grad, *rest, within)
+    places = _spread(index.inputs[0] if within else index, *rest, False)
+    if within:
+        places = cast(places, torch.int32)
 
     def own(at: Index) -> Index:
+        """The element's place in the image."""
         flat = at[lead]
         for d in range(1, n):
-            flat = flat * sizes[d] + at[lead + d]
+            flat = flat * pool.sizes[d] + at[lead + d]
         return (flat,)
 
-    # The place of a window without the element is another one. Where there is no window, the place is 0,
-    # and so is the gradient.
+    def own_within(at: Index) -> Index:
+        """Its place in the window, which has it where there is a gradient."""
+        flat: Expr = as_expr(0)
+        for d, (before, by) in enumerate(zip(pool.padding, pool.stride, strict=True)):
+            behind = at[lead + d] + before
+            flat = flat * pool.window[d] + (behind % by if by > 1 else 0) + at[lead + n + d] * by
+        return (flat,)
+
+    # The place of a window without the element is another one, or the gradient is 0. Where there is no
+    # window, both are 0.
     chosen = Mapped(
         shape=grads.shape,
         dtype=grad.dtype,
         inputs=(grads, places),
-        place=own,
+        place=own_within if within else own,
         work=2,
         write="where({1} == {2}, {0}, 0.0)".format,
         label="chosen",

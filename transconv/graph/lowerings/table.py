@@ -89,11 +89,15 @@ Rule = Callable[[NodeCall], "Piece | tuple[Piece | None, ...]"]
 ROWS: dict[Any, Rule] = {}
 
 
-def row(*names: str) -> Callable[[Rule], Rule]:
-    """Enter a rule for overloads of aten, such as ``add.Tensor``, those that this torch has."""
+def row(*names: Any) -> Callable[[Rule], Rule]:
+    """Enter a rule for overloads of aten, such as ``add.Tensor``, those that this torch has, or for given
+    overloads."""
 
     def enter(rule: Rule) -> Rule:
         for name in names:
+            if not isinstance(name, str):
+                ROWS[name] = rule
+                continue
             library, _, path = name.rpartition("::")
             packet, _, overload = path.partition(".")
             found = getattr(getattr(torch.ops, library or "aten"), packet, None)

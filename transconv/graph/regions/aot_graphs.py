@@ -5,7 +5,8 @@ what one leaves for the other: nothing that costs nothing to have again, and
 
     cat(a, b) read by both graphs     the concatenation, not a and b: their kernels store into it
     cast(cat(a, b))                   cat(cast(a), cast(b)): the same numbers, which may be stored in place
-    max_pool backward                 the places that were chosen, in 32 bits, of its image the shape
+    max_pool backward                 the places that were chosen, each in its window, in 8 bits (others
+                                      in 32), of its image the shape
     an image of a convolution         has its features last, whatever torch's order would be
 
 torch's compiler is told how those lie whose order is not torch's, and hands the backward graph examples
@@ -32,6 +33,7 @@ from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
 from transconv.graph.fusion.index_ir import holds
+from transconv.graph.lowerings.pools import within_windows
 from transconv.graph.lowerings.table import ROWS
 from transconv.graph.regions.aliases import may_view, memory, readers
 from transconv.runtime import torch_internals
@@ -69,7 +71,7 @@ def prepared(joint: fx.Graph) -> None:
 
 def _shape_alone(node: fx.Node) -> None:
     """Give a pool's gradient another image of that shape, which it does not read, and its places by way of
-    32 bits."""
+    8 or 32 bits."""
     grad, image, *rest, places = node.args
     if not isinstance(image, fx.Node) or not isinstance(places, fx.Node) or not _is_known(image):
         return
@@ -82,11 +84,12 @@ def _shape_alone(node: fx.Node) -> None:
         )
         none.meta["val"] = torch.full_like(val, 0)
         node.args = (grad, none, *rest, places)
-        if prod(val.shape[1:]) >= LONGEST:
-            return
-        short = graph.call_function(aten._to_copy.default, (places,), {"dtype": torch.int32})
-        short.meta |= {"val": at.to(torch.int32), "recompute": CheckpointPolicy.MUST_SAVE}
-        back = graph.call_function(aten._to_copy.default, (short,), {"dtype": torch.int64})
+        if (back := within_windows(node, 3 if node.target is POOLS[1] else 2)) is None:
+            if prod(val.shape[1:]) >= LONGEST:
+                return
+            short = graph.call_function(aten._to_copy.default, (places,), {"dtype": torch.int32})
+            short.meta |= {"val": at.to(torch.int32), "recompute": CheckpointPolicy.MUST_SAVE}
+            back = graph.call_function(aten._to_copy.default, (short,), {"dtype": torch.int64})
         back.meta |= {"val": at.clone(), "recompute": CheckpointPolicy.MUST_RECOMPUTE}
     node.args = (grad, none, *rest, back)
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
+from math import prod
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ from transconv.graph.verification.fx_reference import (
     bytes_of,
     spacing,
 )
+from transconv.runtime import torch_internals
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
@@ -39,6 +41,7 @@ PIECE = 1 << 24  # elements that are compared at a time
 SEED = 0x7AB5
 WIDER = 12  # bytes of f64 and of what is compared, for each of f32: six runs are held one by one
 EXTREMES = (aten.argmax, aten.argmin, aten.max, aten.min)
+WITHIN = torch_internals.max_pool_with_places  # its indices are those within each window
 POOLS = {
     aten.max_pool2d_with_indices: 2,
     aten.max_pool3d_with_indices: 3,
@@ -233,7 +236,7 @@ def _choice(values: Values, nodes: Sequence[RecordedNode], name: str) -> Recorde
         return None
     made = by_name.get(at.inputs[0])
     packet = getattr(made.target, "overloadpacket", None) if made is not None else None
-    return made if packet in EXTREMES or packet in POOLS else None
+    return made if packet in EXTREMES or (made is not None and _pooled(made)) else None
 
 
 def _chosen_otherwise(
@@ -247,6 +250,11 @@ def _chosen_otherwise(
     inside = _last_dims(choice)
     most = inside(known).shape[-1] if known.dim() else 1
     here = (got >= 0) & (got < most)
+    if choice.target is WITHIN:
+        window, *around = choice.args[1:5]
+        here = (got >= 0) & (got < prod(window))
+        sizes = known.shape[-len(window) :]
+        got, want = (torch_internals.max_pool_index(t, window, sizes, *around) for t in (got, want))
     flat, one, other = inside(known), got.clamp(0, most - 1).long(), want.long()
     a, b = (_selected(flat, choice, i) for i in (one, other))
     error = (known.to(exact.dtype) - exact).abs() if known.is_floating_point() else torch.zeros(1)
@@ -260,11 +268,16 @@ def _chosen_otherwise(
     return ~(good & here)
 
 
+def _pooled(choice: RecordedNode) -> int:
+    """How many dims a pool chooses from; 0 of another operation."""
+    packet: Any = getattr(choice.target, "overloadpacket", None)
+    return len(choice.args[1]) if choice.target is WITHIN else POOLS.get(packet, 0)
+
+
 def _last_dims(choice: RecordedNode) -> Callable[[Tensor], Tensor]:
     """What makes the elements that an operation chose from the last dim."""
-    packet = choice.target.overloadpacket
-    if packet in POOLS:
-        return lambda t: t.flatten(-POOLS[packet])
+    if n := _pooled(choice):
+        return lambda t: t.flatten(-n)
     dim = choice.args[1] if len(choice.args) > 1 else choice.kwargs.get("dim")
     if dim is None:
         return lambda t: t.reshape(-1)
@@ -273,9 +286,8 @@ def _last_dims(choice: RecordedNode) -> Callable[[Tensor], Tensor]:
 
 def _selected(flat: Tensor, choice: RecordedNode, indices: Tensor) -> Tensor:
     """The elements that indices select, in the shape of the indices."""
-    packet = choice.target.overloadpacket
-    if packet in POOLS:
-        return flat.gather(-1, indices.flatten(-POOLS[packet])).view(indices.shape)
+    if n := _pooled(choice):
+        return flat.gather(-1, indices.flatten(-n)).view(indices.shape)
     dim = choice.args[1] if len(choice.args) > 1 else choice.kwargs.get("dim")
     if dim is None:
         return flat[indices.reshape(-1)].view(indices.shape)
