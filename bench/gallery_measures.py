@@ -1,10 +1,9 @@
 """The timing helper of examples/gallery: a demonstration as torch, torch's compiler and transconv
 compute it.
 
-A script has one ``Demonstration``, and ``show(DEMONSTRATION)`` as its program: times of the three
-sides and how far
-their results are from those of f32. ``python -m bench gallery`` runs all scripts in processes of their
-own.
+A script has one ``Demonstration``, and ``show(DEMONSTRATION)`` as its program: times of the three sides
+and how far their results are from those of f32. ``python -m bench gallery`` runs all scripts in processes
+of their own.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from bench.waves import take
 Tensor = torch.Tensor
 Row = dict[str, Any]
 SIDES = ("eager", "compile", "ours")
-FEWEST, MOST, SECONDS = 5, 30, 2.0  # calls that are timed, of each side
+FEWEST, MOST, SECONDS, LONGEST = 5, 30, 2.0, 8.0  # calls that are timed, of each side, and how long
 FOLDER = "examples.gallery"
 
 _held: dict[str, Trial] = {}
@@ -138,18 +137,22 @@ class Trial:
 
             if side == "compile" and self.device.type == "cpu":
                 continue
+            began = time.perf_counter()
             call()
-            until = time.perf_counter() + (SECONDS if self.device.type == "cuda" else 0.0)
-            while len(each) < FEWEST or (len(each) < MOST and time.perf_counter() < until):
+            while not each or (self.device.type == "cuda" and _goes_on(len(each), began)):
                 each.append(timed(call, self.device)[0])
-                if self.device.type == "cpu":
-                    break
             row[f"{side}_ms"] = median(each)
         return row
 
     def wait(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize()
+
+
+def _goes_on(calls: int, began: float) -> bool:
+    """Whether more calls are timed. ``began``: when the first one was."""
+    took = time.perf_counter() - began
+    return calls < MOST and took < (SECONDS if calls >= FEWEST else LONGEST)
 
 
 def show(shown: Demonstration) -> None:
