@@ -530,8 +530,8 @@ def expect_release(record: Target, card: str = "") -> None:
         asked, has = (".".join(map(str, v)) for v in (record.since, held))
         raise Unsupported(
             f"target:{record.name}",
-            f"kernels of Triton {has} may read outside of their tensors on {card or record.name}; expected "
-            f"Triton {asked} or later (pip install 'triton>={asked}')",
+            f"kernels of Triton {has} may read outside of their tensors on {card or record.name}; "
+            f"expected Triton {asked} or later (pip install 'triton>={asked}')",
         )
 
 

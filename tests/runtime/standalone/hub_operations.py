@@ -1,5 +1,6 @@
 """``python hub_operations.py FOLDER path|kernels``: the functions of an exported folder beside torch's
-operations, in Triton's interpreter. The folder is loaded by its path alone, or by Hugging Face's `kernels`."""
+operations, in Triton's interpreter. The folder is loaded by its path alone, or by Hugging Face's
+`kernels`."""
 
 from __future__ import annotations
 
