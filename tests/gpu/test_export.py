@@ -122,7 +122,7 @@ def each(ahead: dict[str, tuple[PlanPackage, Path]]) -> Any:
 def test_machine_code_through_ctypes(ahead: dict[str, tuple[PlanPackage, Path]]) -> None:
     """Twice, on a stream of its own and on the current one; the result before holds NaN."""
     for name, package, folder, given, want in each(ahead):
-        kernels = load(str(folder / "launch.py")).Kernels(folder)
+        kernels = load(str(folder / "launch.py")).LoadedKernels(folder)
         (result,) = package.stored
         for stream in (torch.cuda.Stream(), torch.cuda.current_stream()):
             got = torch.full_like(want, float("nan"))

@@ -29,7 +29,7 @@ DECIDED: list[tuple[list[Expr], Expr, bool, str]] = [
     ([eq((step * 16 + k) // 17, pid // 2)], step * 16 + k < 51, True, "bounds"),
     ([eq(n // 4, pid // 3)], n >= 8, False, "bounds"),
     ([(pid // 4) * 32 + turn * 16 + k < 33], (pid // 4) * 2 + turn < 3, True, "bounds"),
-    ([(k % 2) * 2 + ((pid % 2) * 32 + n) // 12 < 2], (pid % 2) * 32 + n < 36, True, "bounds"),
+    ([(k % 2) * 2 + ((pid % 2) * 11 + n) // 12 < 1], (pid % 2) * 11 + n < 12, True, "bounds"),
     ([minimum(x, y) >= 4], x >= 3, True, "bounds"),
     # two inequalities together
     ([x + y * 2 <= z, z <= x + 5], y < 3, True, "combined"),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
+from tests.simplify.evaluate import value
 from tests.simplify.names import (
     FACTS,
     a,
@@ -49,7 +51,8 @@ from transconv.ir import (
     ne,
     select,
 )
-from transconv.simplify import simplify
+from transconv.simplify import Facts, simplify
+from transconv.simplify.fixpoint import operations
 
 CASES: list[tuple[Expr, str]] = [
     # sums
@@ -329,6 +332,22 @@ def test_rule(e: Expr, expected: str) -> None:
 
 def test_there_are_enough_rules() -> None:
     assert len({str(e) for e, _ in CASES}) >= 150
+
+
+@pytest.mark.parametrize(("groups", "each"), [(2, 116), (3, 40), (4, 60), (8, 17)])
+def test_shuffles_one_after_another_stay_short(groups: int, each: int) -> None:
+    """A channel shuffle reads ``a * groups + b`` from ``b * each + a``; a network has many of them."""
+    channel = Var("c")
+    count = groups * each
+    facts = Facts().with_range(channel, 0, count - 1)
+    at: Expr = channel
+    want = np.arange(count)
+    for done in range(8):
+        at = simplify((at % groups) * each + at // groups, facts)
+        want = want % groups * each + want // groups
+        found = [value(at, {channel: n}) for n in range(count)]
+        assert found == want.tolist()
+        assert operations(at) <= 5 * (done + 1)
 
 
 def test_seed_example() -> None:

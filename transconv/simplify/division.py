@@ -50,7 +50,7 @@ def _divide_by(e: Expr, p: Polynomial, c: int, facts: Facts) -> Expr:
     if (k := range_of_poly(p, facts).cell(c)) is not None:
         return Const(k, dtype)
     # (c*q + r) // c = q + r // c
-    whole, rest = _split_exact(p, c, facts)
+    whole, rest = _split_multiples(p, c, facts)
     if (k := range_of_poly(rest, facts).cell(c)) is not None:
         return rebuild(whole + k, dtype)
     if not whole.is_zero:
@@ -130,9 +130,11 @@ def _all_divisible(p: Polynomial, c: int, facts: Facts) -> bool:
     return all(k * math.prod(multiple_of(a, facts) for a in m) % c == 0 for m, k in p.terms)
 
 
-def _split_exact(p: Polynomial, c: int, facts: Facts) -> tuple[Polynomial, Polynomial]:
+def _split_multiples(p: Polynomial, c: int, facts: Facts) -> tuple[Polynomial, Polynomial]:
     """(q, r) with p = c*q + r. q has the terms whose coefficients and known divisors make them multiples
-    of c."""
+    of c. Where a term is a quotient or a remainder, q has the multiples of c in all coefficients, because
+    ``(x // 2) * 3 // 2`` hides ``x // 4``."""
+    is_nested = any(isinstance(a, (FloorDiv, Mod)) for mono, _ in p.terms for a in mono)
     whole, rest = Polynomial.number(p.const // c), Polynomial.number(p.const % c)
     for mono, k in p.terms:
         need = c // math.gcd(k, c)
@@ -144,7 +146,9 @@ def _split_exact(p: Polynomial, c: int, facts: Facts) -> tuple[Polynomial, Polyn
             factors = ordered((part, *(a for i, a in enumerate(mono) if i != exact)))
             whole += Polynomial.of([(factors, k * need // c)])
         else:
-            rest += Polynomial.of([(mono, k)])
+            least = k % c if is_nested and abs(k) >= c else k
+            whole += Polynomial.of([(mono, (k - least) // c)] if k != least else [])
+            rest += Polynomial.of([(mono, least)])
     return whole, rest
 
 

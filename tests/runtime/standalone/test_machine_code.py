@@ -172,6 +172,14 @@ def test_the_launcher_in_python_passes_it(
         kernels(src=0x1000)
 
 
+def test_the_page_imports_what_the_file_defines() -> None:
+    """A GPU is needed to run these programs, not to see that their names exist."""
+    page = Path(__file__).parents[3] / "docs" / "export.md"
+    said = [page.read_text(encoding="utf-8"), launch.__doc__ or ""]
+    names = re.findall(r"from launch import (\w+)", "".join(said))
+    assert len(names) == 2 and all(hasattr(launch, name) for name in names)
+
+
 def test_maps_of_tensors_are_encoded(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     driver = Driver()
     monkeypatch.setattr(ctypes, "CDLL", lambda name: driver)

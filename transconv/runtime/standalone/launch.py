@@ -1,7 +1,7 @@
 """Launches kernels that were compiled ahead of time, with ctypes and the GPU's driver alone.
 
-    from launch import Kernels
-    kernels = Kernels("FOLDER")                        # of this file, by default
+    from launch import LoadedKernels
+    kernels = LoadedKernels("FOLDER")                  # of this file, by default
     kernels(X=x, W=w, Y=y, stream=0)                   # tensors of torch, or addresses on the device
 
 Needs a current context: torch has one as soon as a tensor is on the GPU; else that of device 0 is used.
@@ -161,6 +161,7 @@ class LoadedKernels:
             raise LaunchError(f"{self.prefix}{name} returned {code}")
 
 
+Kernels = LoadedKernels  # the name that programs written before 0.1.0 import
 L2_128B = 2  # CU_TENSOR_MAP_L2_PROMOTION_L2_128B
 MOST_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 WITHOUT_ASKING = 48 << 10  # bytes of shared memory that every kernel may have
