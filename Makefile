@@ -101,7 +101,8 @@ $(OTHERS)/ready: constraints-integrations.txt pyproject.toml | $(ready)
 	echo "import site; site.addsitedir('$$($(PYTHON) -c "import sysconfig; print(sysconfig.get_path('purelib'))")')" \
 	    > $$($(OTHERS)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/below.pth
 	$(OTHERS)/bin/python -m pip install --quiet --no-deps torchvision==$$(sed -n 's/^torchvision==//p' $<)
-	$(OTHERS)/bin/python -m pip install --quiet -c $< -e ".[integrations]"
+	$(OTHERS)/bin/python -m pip install --quiet -c $< -e ".[integrations]" msgspec
+	$(OTHERS)/bin/python -m pip download --quiet --no-deps --only-binary :all: -c $< -d $(OTHERS)/servers vllm sglang
 	touch $@
 
 integrations: $(OTHERS)/ready

@@ -1,7 +1,7 @@
 """``python -m bench gallery``: every demonstration of examples/gallery as torch, torch's compiler and
-transconv compute
-it: a row each. Some are compiled at a time, each is timed alone; a run that is repeated skips the rows
-it has."""
+transconv compute it: a row each, written when it has been timed. Some are compiled at a time, each by a
+process of its own with a limit of time, and each is timed alone; a run that is repeated skips the rows it
+has."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 
 from bench import waves
 from bench.environment import ROOT, at_hand, versions, worker_environment
+from bench.gallery_measures import read
 from transconv.cli.arguments import ranges
 from transconv.tuning.table import CsvTable, number
 from transconv.verify.machine import Pool
@@ -30,7 +31,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--only", type=ranges.some_of(*SCRIPTS), default=",".join(SCRIPTS))
     parser.add_argument("--device", type=at_hand, default=at_hand())
     parser.add_argument("--small", action="store_true", help="a few features, as a CPU has them")
-    waves.arguments(parser, "demonstration", together=5, limit=200, budget=290)
+    waves.arguments(parser, "demonstration", together=6, limit=130, budget=250)
 
 
 def main(options: argparse.Namespace) -> int:
@@ -47,8 +48,8 @@ def main(options: argparse.Namespace) -> int:
     at_once, budget = options.together, options.time_budget
     for name, found in waves.measured(pool, payloads, at_once, options.limit, budget):
         left[name] |= found
+        print(line(left[name]), flush=True)
         if "error" in found or "ours_ms" in found:
-            print(line(left[name]), flush=True)
             table.add(left.pop(name))
     for name in left:
         print(f"{name}: not measured within the time; run the command again", flush=True)
@@ -59,24 +60,31 @@ def line(row: Row) -> str:
     """A row, for people."""
     if row.get("error"):
         return f"{row['name']:24} {row['error'][:200]}"
-    sides = [s for s in ("ours", "eager", "compile") if f"{s}_ms" in row]
-    times = "  ".join(f"{s} {row[f'{s}_ms']:.3f} ms" for s in sides)
-    return f"{row['name']:24} {times}  difference {row['ours_difference']:.1e}"
+    known = [s for s in ("ours", "eager", "compile") if f"{s}_difference" in row]
+    unit = "ms" if "ours_ms" in row else "first_s"
+    times = ", ".join(f"{s} {row[f'{s}_{unit}']:.3f} {unit}" for s in known)
+    return (
+        f"{row['name']:18} {times}; difference {row['ours_difference']:.1e}, eager's "
+        f"{row['eager_difference']:.1e}; {row['kernels']} kernels, {row['regions']} regions of torch"
+    )
 
 
 def gallery_table(rows: list[Row]) -> str:
-    """Of each script ours beside torch's; those without a row are not measured."""
+    """Of each script what its thread reports, and ours beside torch's; those without a row are not
+    measured."""
     known = {r["name"]: r for r in rows}
     lines = [
-        "| demonstration | ours | eager | torch.compile | difference, ours / eager |",
-        "|---|---|---|---|---|",
+        "| demonstration | what the thread reports | ours | eager | torch.compile | ours / eager off |",
+        "|---|---|---|---|---|---|",
     ]
     for name in SCRIPTS:
-        row = known.get(name, {})
+        row, shown = known.get(name, {}), read(name)
+        *_, repository, _, number_of = shown.thread.split("/")
+        told = f"[{repository}#{number_of}]({shown.thread}): {shown.reported}"
         cells = [_milliseconds(row, f"{side}_ms") for side in ("ours", "eager", "compile")]
         off = [number(row, f"{side}_difference") if row else None for side in ("ours", "eager")]
-        told = " / ".join(f"{x:.0e}" for x in off if x is not None) or "not measured"
-        lines.append(f"| `{name}` | {' | '.join(cells)} | {told} |")
+        cells.append(" / ".join(f"{x:.0e}" for x in off if x is not None) or "not measured")
+        lines.append(f"| `{name}` | {told} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

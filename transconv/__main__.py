@@ -37,6 +37,7 @@ VERBS = (
 )
 # Those that are not in a file of their name, and what adds them.
 ELSEWHERE = {
+    "kernel": ("compile", "add_kernel"),
     "demo": ("run", "add_demo"),
     "cache": ("prepare", "add_cache"),
     "words": ("show", "add_words"),

@@ -22,7 +22,7 @@ def given(small):
 
 DEMONSTRATION = Demonstration(
     "https://github.com/ultralytics/ultralytics/issues/6022",
-    "torch.compile compiles again and again (the thread has no time)",
+    "torch.compile compiles a detector again and again (no time)",
     *(build, given, False, True),
 )
 if __name__ == "__main__":

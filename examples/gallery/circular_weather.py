@@ -20,7 +20,7 @@ def given(small):
 
 DEMONSTRATION = Demonstration(
     "https://github.com/pytorch/pytorch/issues/57911",
-    "circular padding is a copy before each convolution (the thread has no time)",
+    "circular padding by hand, since a layer wraps once alone (no time)",
     build,
     given,
 )

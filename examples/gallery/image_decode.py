@@ -16,7 +16,7 @@ def given(small):
 
 DEMONSTRATION = Demonstration(
     "https://github.com/unslothai/unsloth/pull/10889",
-    "FLUX.1's decode takes 117.6 ms, compiled 27.1 ms (the pull request names no card in its table)",
+    "FLUX.1's decode takes 117.6 ms, compiled 27.1 ms (no card is named)",
     build,
     given,
 )

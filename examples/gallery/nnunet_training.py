@@ -18,7 +18,7 @@ def given(small):
 
 DEMONSTRATION = Demonstration(
     "https://github.com/pytorch/pytorch/issues/59168",
-    "channels_last_3d makes a forward pass slower: 88.7 ms become 131 ms (A100)",
+    "channels last in 3D makes nnU-Net's forward pass slower, 131 ms instead of 88.7 (A100)",
     build,
     given,
     trains=True,

@@ -16,7 +16,7 @@ def given(small):
 
 DEMONSTRATION = Demonstration(
     "https://github.com/vllm-project/vllm-omni/pull/7881",
-    "some 2,700 kernels a clip: 37.6 ms of GPU work take 42 to 90 ms of the host",
+    "some 2,700 kernels a clip; 37.6 ms of GPU work take 42 to 90 ms",
     build,
     given,
 )

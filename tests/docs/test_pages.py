@@ -28,7 +28,7 @@ PAGES = (
             "reading",
             "architecture",
             "four_stages",
-            "gallery",
+            "generated_kernels",
             "glossary",
             "guide_source",
             "quantized",

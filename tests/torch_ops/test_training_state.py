@@ -43,7 +43,9 @@ def test_training_goes_on_after_a_kill(tmp_path: Path) -> None:
     saved = kept.read_bytes()
     for way in WAYS:
         kept.write_bytes(saved)
+        transconv.stats(reset=True)
         found, after = train(way, range(2, 4), kept)
+        assert bool(transconv.stats().native) == (way != "torch")
         assert found == pytest.approx(losses[2:], rel=1e-4)
         for name, value in state.items():
             torch.testing.assert_close(after[name], value, rtol=1e-4, atol=1e-5)
@@ -68,7 +70,9 @@ def test_averaged_copies(way: str) -> None:
             optimizer.step()
             mean.update_parameters(own)
     with torch.no_grad():
+        transconv.stats(reset=True)
         torch.testing.assert_close(averaged(x), torch_averaged(x), rtol=1e-4, atol=1e-5)
+        assert bool(transconv.stats().native) == (way == "convert")  # of a graph the copy is torch's
     own = copy.deepcopy(averaged.module).state_dict()
     assert own.keys() == torch_averaged.module.state_dict().keys()
 

@@ -1,10 +1,11 @@
 """Training of a small network by torch, by converted modules and by the compiled graph, on one or
 several ranks, with checkpoints after each step.
 
-    python -m tests.torch_ops.training_ranks --device cuda --ranks 2       NCCL, a GPU each: a line for
-    each way python -m tests.torch_ops.training_ranks --ranks 2                     gloo, on the CPU
+    TRITON_INTERPRET=1 python -m tests.torch_ops.training_ranks --ranks 2    gloo, on the CPU
+    python -m tests.torch_ops.training_ranks --device cuda --ranks 2         NCCL, a GPU each
 
-It ends with 1 if ranks differ, or if losses are not torch's, within what the order of sums changes.
+A line for each way. It ends with 1 if ranks differ, if losses are not torch's, within what the order of
+sums changes, or if a rank of ours launched no kernel or left a result to torch.
 """
 
 from __future__ import annotations
@@ -30,9 +31,18 @@ WAYS = ("torch", "convert", "compile")
 Tensor = torch.Tensor
 
 
-def network(width: int = 4) -> nn.Module:
+class Network(nn.Sequential):
+    """A class that is not torch's own, of which torch.compile compiles nothing within
+    DistributedDataParallel."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = super().forward(x)
+        return made
+
+
+def network(width: int = 4) -> Network:
     torch.manual_seed(0)
-    return nn.Sequential(
+    return Network(
         nn.Conv2d(3, width, 3, padding=1),
         nn.BatchNorm2d(width),
         nn.ReLU(),
@@ -110,6 +120,7 @@ def _one_rank(rank: int, port: int, folder: str, options: dict[str, Any]) -> Non
     dist.init_process_group("gloo" if device == "cpu" else "nccl", rank=rank, world_size=ranks)
     for way in WAYS:
         began = time.perf_counter()
+        transconv.stats(reset=True)
         made = train(
             way,
             range(options["steps"]),
@@ -119,7 +130,9 @@ def _one_rank(rank: int, port: int, folder: str, options: dict[str, Any]) -> Non
             size=options["size"],
             width=options["width"],
         )
-        torch.save((*made, time.perf_counter() - began), Path(folder) / f"{way}{rank}.pt")
+        seen = transconv.stats()
+        counts = sum(seen.native.values()), sum(seen.fallback.values()) + seen.waiting
+        torch.save((*made, time.perf_counter() - began, counts), Path(folder) / f"{way}{rank}.pt")
         torch._dynamo.reset()
         dist.barrier()
     dist.destroy_process_group()
@@ -132,17 +145,23 @@ def compare(folder: Path, **options: Any) -> list[str]:
     want: Any = None
     for way in WAYS:
         found = [torch.load(folder / f"{way}{rank}.pt") for rank in range(options["ranks"])]
-        losses, state, seconds = found[0]
+        losses, state, seconds, (launches, _) = found[0]
         want = want or losses
         off = max(abs(a - b) / abs(b) for a, b in zip(losses, want, strict=True))
         if off > 1e-3:
             wrong.append(f"{way}: losses {losses}, torch's {want}")
-        for _, other, _ in found[1:]:
+        for rank, (*_, (launched, by_torch)) in enumerate(found):
+            if bool(launched) != (way != "torch") or by_torch:
+                wrong.append(f"{way}: rank {rank} launched {launched} kernels, torch computed {by_torch}")
+        for _, other, _, _ in found[1:]:
             # Running statistics of batch norm are each rank's own.
             parameters = [k for k in state if "running" not in k]
             if any(not torch.equal(state[k], other[k]) for k in parameters):
                 wrong.append(f"{way}: ranks have different parameters")
-        print(f"{way:8} {seconds:6.1f} s  last loss {losses[-1]:.6f}  off torch's by {off:.1e}")
+        print(
+            f"{way:8} {seconds:6.1f} s  {launches} launches a rank  last loss {losses[-1]:.6f}  "
+            f"off torch's by {off:.1e}"
+        )
     return wrong
 
 

@@ -3,13 +3,13 @@ they serve.
 
     from transconv.integrations import model_servers
     model_servers.register_vllm()                    before models are made, as from a plugin's entry point
-    model_servers.register_sglang()
+    model_servers.register_sglang()                  the same, before sglang applies the hooks of plugins
     model_servers.accelerate_autoencoder(vae)        of a pipeline: its encoder and decoder become graphs
 
 Layers stay what they are: weights, names and loaders. vLLM instantiates a registered class in place of
-its own (``CustomOp.register_oot``), sglang calls a registered function for a platform
-(``register_oot_forward``); with custom operations off, as under vLLM's own compiler, both run their
-``forward_native``. Nothing is imported unasked.
+its own (``CustomOp.register_oot``), sglang replaces a method by a hook (``HookRegistry``). Where they
+run ``forward_native``, as vLLM with custom operations off and sglang under torch.compile, layers are
+theirs. Nothing is imported unasked.
 """
 
 from __future__ import annotations
@@ -63,12 +63,14 @@ def register_vllm() -> list[type]:
     return made
 
 
-def register_sglang(platform: str = "cuda") -> None:
-    """Let sglang's Conv2dLayer and Conv3dLayer call ours on a platform. ImportError without sglang."""
-    layers: Any = importlib.import_module("sglang.srt.layers.conv")
+def register_sglang() -> None:
+    """Let sglang's Conv2dLayer and Conv3dLayer call ours on CUDA and ROCm, from when sglang applies the
+    hooks of its plugins. ImportError without sglang, and with one older than its hooks."""
+    # Not by register_oot_forward, which sglang reads on platforms alone that are not its own.
+    hooks: Any = importlib.import_module("sglang.srt.plugins.hook_registry")
     for name in LAYERS:
-        layer = getattr(layers, name)
-        layer.register_oot_forward(layer, forward, platform)
+        target = f"sglang.srt.layers.conv.{name}.forward_cuda"
+        hooks.HookRegistry.register(target, forward, hooks.HookType.REPLACE)
 
 
 def accelerate_autoencoder(model: nn.Module) -> list[str]:

@@ -523,6 +523,18 @@ def triton_release() -> tuple[int, ...]:
         return ()
 
 
+def expect_release(record: Target, card: str = "") -> None:
+    """Raises Unsupported (``target:sm_100``) where the Triton that is installed makes kernels that may
+    read outside of their tensors on this chip. ``card``: its name for people."""
+    if (held := triton_release()) and held < record.since:
+        asked, has = (".".join(map(str, v)) for v in (record.since, held))
+        raise Unsupported(
+            f"target:{record.name}",
+            f"kernels of Triton {has} may read outside of their tensors on {card or record.name}; "
+            f"expected Triton {asked} or later (pip install 'triton>={asked}')",
+        )
+
+
 def of_card(record: Target, card: str) -> Target:
     """The record with what a card of this name has instead and its driver does not report."""
     crowded = next((gbs for name, gbs in CROWDED_GBS.items() if name in card), record.l2_gbs)
@@ -538,13 +550,7 @@ def from_properties(properties: Any, is_hip: bool = False) -> Target:
     found = _nearest(name)
     if found is None:
         raise Unsupported(f"target:{name}", f"no record for {p.name}; expected one of {' '.join(TARGETS)}")
-    if (held := triton_release()) and held < found.since:
-        asked, has = (".".join(map(str, v)) for v in (found.since, held))
-        raise Unsupported(
-            f"target:{name}",
-            f"kernels of Triton {has} may read outside of their tensors on {p.name}; expected Triton "
-            f"{asked} or later (pip install 'triton>={asked}'), until then torch computes there",
-        )
+    expect_release(replace(found, name=name), p.name)
     try:
         found = _switched(found)
     except ScheduleError as error:

@@ -1,6 +1,6 @@
 """``python hub_operations.py FOLDER path|kernels``: the functions of an exported folder beside torch's
-operations, in
-Triton's interpreter. The folder is loaded by its path alone, or by Hugging Face's `kernels`."""
+operations, in Triton's interpreter. The folder is loaded by its path alone, or by Hugging Face's
+`kernels`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.nn.functional as F
@@ -109,6 +110,30 @@ def check(kernel: Any, compiled: bool) -> int:
     return done
 
 
+def check_triton(kernel: Any) -> None:
+    """A chip that asks for a later Triton gets no kernel of an older one."""
+    package = getattr(kernel, kernel.__all__[-1]).__module__.rpartition(".")[0]
+    expect = sys.modules[f"{package}._operators"]._expect_triton
+    for chip, release, taken in (
+        ((10, 0), "3.6.0", False),
+        ((10, 0), "3.7.1", True),
+        ((9, 0), "3.6.0", True),
+    ):
+        expect.cache_clear()
+        with (
+            mock.patch("torch.cuda.get_device_capability", lambda _, chip=chip: chip),
+            mock.patch("torch.version.cuda", "13.0"),
+            mock.patch("triton.__version__", release),
+        ):
+            try:
+                expect(torch.device("cuda:0"))
+            except RuntimeError as error:
+                assert not taken and "expected Triton 3.7.1 or later" in str(error), error
+            else:
+                assert taken
+
+
 if __name__ == "__main__":
     loaded = (by_path if sys.argv[2] == "path" else by_kernels)(Path(sys.argv[1]))
+    check_triton(loaded)
     print(f"{check(loaded, sys.argv[2] == 'kernels')} compared")

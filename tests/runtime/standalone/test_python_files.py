@@ -178,6 +178,23 @@ def test_kernels_that_are_not_interpreted_say_so(
     assert "written in Gluon, which Triton does not interpret" in capsys.readouterr().out
 
 
+def test_a_chip_that_asks_for_a_later_triton(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither a file nor machine code of an older one."""
+    plan = conv("mb1ic4ih4oc4oh4kh1", "fwd", target="sm_100")
+    monkeypatch.setattr("transconv.target.records.triton_release", lambda: (3, 7, 0))
+    with pytest.raises(Unsupported, match=r"expected Triton 3\.7\.1 or later"):
+        files_of([plan], ahead=True)
+    path = tmp_path / "later.py"
+    path.write_text(python_text(packaged(plan)))
+    assert load(str(path)).INTERPRETED
+    monkeypatch.setattr("triton.knobs.runtime.interpret", False)
+    monkeypatch.setattr("triton.__version__", "3.7.1")
+    assert not load(str(path)).INTERPRETED
+    monkeypatch.setattr("triton.__version__", "3.7.0")
+    with pytest.raises(ImportError, match=r"expected Triton 3\.7\.1"):
+        load(str(path))
+
+
 def test_functions_of_one_name_and_two_texts_are_told_apart() -> None:
     one = (
         "# one\n\nimport a\n\n\ndef part(x):\n    return x  # part\n\n\ndef first(x):\n"

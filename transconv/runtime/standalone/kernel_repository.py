@@ -38,7 +38,7 @@ from transconv.runtime.standalone.sized_launchers import (
 )
 from transconv.runtime.steps import job_of
 from transconv.support import ProblemError, Unsupported, __version__
-from transconv.target import Target
+from transconv.target import TARGETS, Target
 
 OPERATIONS = Path(__file__).parents[2] / "data" / "operations"
 NAME = re.compile(r"[a-z][-a-z0-9]*[a-z0-9]")  # of the loader
@@ -184,7 +184,7 @@ def _package_files(operations: Sequence[ExportedModule], texts: Sequence[Planned
             functions=[list(launcher_lines(t)) for t in texts],
             texts=[{**text_record(t), "follows_call": t.follows_call} for t in texts],
         ),
-        "_operators.py": _rendered("_operators.py"),
+        "_operators.py": _rendered("_operators.py", releases=_releases()),
         "layers.py": _rendered("layers.py", layers=[(o.module, o.layers) for o in operations if o.layers]),
         "__init__.py": _rendered(
             "__init__.py",
@@ -193,6 +193,11 @@ def _package_files(operations: Sequence[ExportedModule], texts: Sequence[Planned
         ),
         **{f"{o.module}.py": o.source for o in operations},
     }
+
+
+def _releases() -> dict[tuple[int, int], tuple[int, ...]]:
+    """The first release of Triton to compile for a compute capability, of those that ask for one."""
+    return {divmod(int(t.arch), 10): t.since for t in TARGETS.values() if t.since}
 
 
 def _backends(targets: Sequence[Target]) -> dict[str, list[str]]:

@@ -22,7 +22,7 @@ from transconv.runtime.plans import Plan, PlanStep
 from transconv.runtime.steps import job_of
 from transconv.schedule import is_copy
 from transconv.support import Unsupported, records
-from transconv.target import Target
+from transconv.target import Target, expect_release
 
 KINDS = {"cuda": "cubin", "hip": "hsaco"}
 ALIGNED = 16  # bytes: kernels are compiled for such addresses
@@ -73,6 +73,7 @@ def machine_code(
                 f"no machine code is made ahead of time for {package.target.name}; expected "
                 "a chip of NVIDIA's or AMD's as target, such as sm_90 or gfx942",
             )
+        expect_release(package.target)
         if reason := why_not_cleared(package):
             raise Unsupported("export:clear", f"{package.title}: {reason}")
     jobs = [

@@ -79,6 +79,7 @@ def _top(package: PlanPackage) -> dict[str, Any]:
         "version": __version__,
         "target": target,
         "triton": f"made with {triton_version()}",
+        "since": package.target.since,
         "imports": sorted(imports, key=lambda i: (i.startswith("from"), i)),
         "waits": used,
         "kernels": kernels,
