@@ -25,12 +25,13 @@ from transconv import runtime
 from transconv.backend_triton.launch.triton_kernel import TritonKernel
 from transconv.backend_triton.miscompiles import Miscompiled
 from transconv.calls import route_cache, stats
+from transconv.compute import Alone, parse
 from transconv.conv import compiler, workload
 from transconv.conv.conv_problem import ConvProblem, Prop
 from transconv.conv.relation import computes
-from transconv.errors import Unsupported
+from transconv.errors import TensorError, Unsupported
 from transconv.functional.calls.compiled_launch import launch
-from transconv.runtime import check_records, first_run_check, steps
+from transconv.runtime import check_records, first_run_check, operands, steps
 from transconv.runtime import compiler as compiler_
 from transconv.schedule.schedule import Schedule
 from transconv.selection.proposals import heuristics
@@ -617,3 +618,17 @@ def test_samples_say_which_kernel_of_a_graph_is_wrong(
     torch.testing.assert_close(of_graph(t["src"], t["wei"]), wanted, rtol=1e-2, atol=1e-2)
     assert len(samples) == 1 and "rejected" in caplog.text and len({*seen}) > 1
     assert not transconv.stats().fallback and transconv.stats().compared == {"right": 1}
+
+
+def test_indices_are_not_read_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy to the host would end the capture."""
+    text = (
+        "compute taken\n    tensor X f32 [5]\n    tensor I i32 [3]\n    tensor Y f32 [3]\n"
+        "    axes   n=3\n    read   i = I[n]\n    read   x = X[i]\n    store  Y[n] = x"
+    )
+    each = Alone(parse(text)).computations
+    tensors = {"X": torch.zeros(5), "I": torch.tensor([0, 9, 1], dtype=torch.int32), "Y": torch.zeros(3)}
+    with pytest.raises(TensorError, match="9"):
+        operands.check_indices(each, tensors)
+    monkeypatch.setattr(operands, "is_capturing", lambda device: True)
+    operands.check_indices(each, tensors)

@@ -52,6 +52,7 @@ from transconv.runtime import (
     PlanRequest,
     collect,
     first_run_check,
+    is_capturing,
     is_collecting,
     plan_cache,
 )
@@ -118,7 +119,7 @@ class KernelLaunches:
             and key is not None
             and not arguments.alike
             and arguments.device.type == "cuda"
-            and not first_run_check.is_capturing(arguments.device)
+            and not is_capturing(arguments.device)
         ):  # a later one is compared
             self.remember(key, found, args, asked, arguments)
         return returned(asked.made)

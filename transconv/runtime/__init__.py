@@ -43,7 +43,7 @@ from transconv.runtime.launch import (
     apart,
     on_device,
 )
-from transconv.runtime.operands import Wanted
+from transconv.runtime.operands import Wanted, is_capturing
 from transconv.runtime.plans import Plan, PlanStep
 from transconv.runtime.registry import ChosenPlan, RegisteredPlan, Registry
 from transconv.runtime.steps import (
@@ -107,6 +107,7 @@ __all__ = [
     "header",
     "helpers",
     "info",
+    "is_capturing",
     "is_collecting",
     "is_estimated",
     "is_ready",

@@ -23,7 +23,7 @@ from transconv.ir import Sizes, Values, free_vars
 from transconv.runtime import check_records, compiler
 from transconv.runtime.compilation import rehearsal_thread
 from transconv.runtime.compiler import MOST_REJECTED
-from transconv.runtime.operands import draw, torch_type
+from transconv.runtime.operands import draw, is_capturing, torch_type
 from transconv.runtime.plans import Plan, PlanStep
 from transconv.schedule import is_copy
 from transconv.support import Unsupported, __version__, knobs
@@ -241,11 +241,6 @@ def out_of_memory() -> type[Exception]:
     """torch's error where a device has no memory."""
     found: type[Exception] = torch_module().OutOfMemoryError
     return found
-
-
-def is_capturing(device: torch.device) -> bool:
-    """Whether a CUDA graph is captured, while which nothing can be built nor looked at."""
-    return device.type == "cuda" and bool(torch_module().cuda.is_current_stream_capturing())
 
 
 def _let_go(error: BaseException) -> None:

@@ -27,7 +27,7 @@ from transconv.runtime import first_run_check
 from transconv.runtime.compilation.async_compile import ready
 from transconv.runtime.compilation.plan_request import PlanRequest
 from transconv.runtime.first_run_check import Judge, by_samples
-from transconv.runtime.operands import Wanted, check_indices, torch_type
+from transconv.runtime.operands import Wanted, check_indices, is_capturing, torch_type
 from transconv.runtime.plans import Plan, PlanStep
 from transconv.support import ProblemError, ScheduleError, StageError, TensorError, Unsupported, knobs
 
@@ -104,7 +104,7 @@ class Launch:
     ) -> Launch:
         """The launch of what is asked for. ``request``, ``mode``: as for ``ready``. Raises Unsupported
         where there is no kernel, or none yet as the mode has it, with the reason."""
-        if first_run_check.is_capturing(device):
+        if is_capturing(device):
             raise Unsupported(
                 "capture:cold",
                 "a kernel cannot be built while a CUDA graph is captured; call once before capturing",

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from transconv.backend_triton import torch_module
 from transconv.compute import Compute, Read, outside
 from transconv.ir import Layout, Tensor
 from transconv.support import TensorError, knobs
+
+if TYPE_CHECKING:
+    import torch
 
 
 def torch_type(tensor: Tensor) -> Any:
@@ -146,11 +150,19 @@ def check(wanted: Sequence[Wanted], tensors: dict[str, Any], about: Callable[[],
         )
 
 
+def is_capturing(device: torch.device) -> bool:
+    """Whether a CUDA graph is captured, while which nothing can be built nor looked at."""
+    return device.type == "cuda" and bool(torch_module().cuda.is_current_stream_capturing())
+
+
 def check_indices(computes: Sequence[Compute], tensors: dict[str, Any]) -> None:
     """Raise TensorError, with torch's message, for an index that is out of bounds. Kernels mask such an
-    index. The check waits for the tensors' device, so it is done only with TRANSCONV_VERIFY=1."""
+    index. The check waits for the tensors' device, so it is done only with TRANSCONV_VERIFY=1, and not
+    while a CUDA graph is captured."""
     for compute in computes:
         read = {s.view.tensor for s in compute.names.placing if isinstance(s, Read)}
+        if any(is_capturing(tensors[t.name].device) for t in read):
+            return
         given = {t.name: _logical(t, tensors[t.name]) for t in read}
         if given and (wrong := outside(compute, given)):
             raise TensorError(wrong)

@@ -321,7 +321,7 @@ def one_kernel_plan(
 
     schedule = Schedule(warps=warps, stages=stages)
     step = kernel_step(workload.title, kernel, source, file, schedule, target, lowered, fuse=False)
-    return Plan(workload, target, schedule, (step,), why="given by the caller")
+    return Plan(workload, target, schedule, (step,), fixed=True, why="given by the caller")
 
 
 def digest_of(source: str, schedule: Schedule, target: Target, types: Sequence[str] = ()) -> str:

@@ -238,6 +238,7 @@ class KernelRequest:
                 ]
                 stored = tuple([records.name(n) for n in records.several(own["stored"])])
                 plan = plan_cache.read(content, workload, self.target, False, Plan, _never)
+                plan.fixed = True
             except plan_cache.UNREADABLE:
                 return None
             if places != [fixed, plain]:  # it needed more, and so may this call
