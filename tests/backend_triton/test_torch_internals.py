@@ -94,6 +94,7 @@ print("done")
 """
 
 
+@pytest.mark.slow
 def test_a_build_with_cuda_asks_for_no_gpu_on_a_machine_without(tmp_path: Path) -> None:
     """Calls on a CPU: torch's functions of the current GPU raise there."""
     done = programs.run(

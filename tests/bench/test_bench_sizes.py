@@ -83,6 +83,7 @@ def test_drawn_sizes_are_met_by_a_registry(layer: size_layers.Layer) -> None:
             assert multiples or not compute.named.why_not(at), size
 
 
+@pytest.mark.slow
 @interpreted
 def test_a_quick_run_writes_rows_and_resumes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = [

@@ -24,6 +24,7 @@ def test_a_problem(capsys: pytest.CaptureFixture[str]) -> None:
     assert "proved   bwd_w grouping: no MB in over mb oh ow" in told and "the proof holds" in told
 
 
+@pytest.mark.slow
 def test_a_planted_split(capsys: pytest.CaptureFixture[str]) -> None:
     schedule = "ic:16 oc:16 mb.oh.ow:16 | mma | split_k=3 stages=1"
     words = [

@@ -88,6 +88,7 @@ def test_inference(model: nn.Module, shape: tuple[int, ...]) -> None:
         torch.testing.assert_close(whole, model(x), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_training() -> None:
     """Gradients of samples, and weights' gradients of a batch and of one with samples of zeros behind."""
     model = Convolutional().train()

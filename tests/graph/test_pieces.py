@@ -247,7 +247,7 @@ def taken(model: nn.Module, x: Tensor, bound: int, over: str) -> tuple[int, int,
 ODD = ("strided", "dilated, groups", "residual")  # begin at odd addresses: copies take what is saved
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("name", MODELS)
 def test_memory_is_what_was_predicted(name: str) -> None:
     make, shape, over = MODELS[name]

@@ -53,7 +53,9 @@ def legal(text: str) -> list[Schedule]:
 
 
 @pytest.mark.skipif(not knobs.interpret(), reason="needs TRITON_INTERPRET=1")
-@pytest.mark.parametrize("name", TEXTS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow) if n == "window" else n for n in TEXTS]
+)
 def test_proposed_kernels_store_what_the_text_means(name: str) -> None:
     schedules, case = legal(TEXTS[name]), ComputationCase(parse(TEXTS[name]))
     assert len(schedules) > 4

@@ -121,8 +121,8 @@ def test_fused_calls_modules_and_operators(nothing_new: Any) -> None:
     [
         (1, False, {"stride": 2, "padding": 1}),
         (1, True, {"stride": 2, "padding": 1, "output_padding": 1}),
-        (3, False, {"padding": 1}),
         (2, False, {"padding": "same", "dilation": 2}),
+        (3, False, {"padding": 1}),
     ],
 )
 def test_layers_of_other_kinds(

@@ -107,6 +107,7 @@ def tuned(tmp_path: Path, between: Ranks) -> Session:
     return session
 
 
+@pytest.mark.slow
 def test_two_ranks_find_what_one_finds(tmp_path: Path) -> None:
     first, second = pair()
     with ThreadPoolExecutor(1) as thread:
