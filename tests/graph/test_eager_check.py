@@ -490,3 +490,22 @@ def test_places_within_windows(least: bool, monkeypatch: pytest.MonkeyPatch) -> 
     with interpreted():
         run(x).square().sum().backward()
     assert bool(wrong(run)) == least
+
+
+@pytest.mark.parametrize("dims", [2, 3])
+@pytest.mark.parametrize("share", [1.0, 0.6])
+def test_windows_of_nothing_but_the_padding_value(dims: int, share: float) -> None:
+    """Where all elements of a window are -inf, torch chooses the first one of the image."""
+    pool = F.max_pool2d if dims == 2 else F.max_pool3d
+    torch.manual_seed(0)
+    drawn = torch.randn(1, 2, *(6, 7, 5)[:dims])
+    each = [drawn.masked_fill(torch.rand(drawn.shape) < share, -torch.inf).requires_grad_()]
+    each.append(each[0].detach().clone().requires_grad_())
+    run = compiled(lambda x: pool(x * 1.0, 3, 2, 1))
+    with interpreted():
+        made = run(each[0])
+        given = torch.randn_like(made)
+        made.backward(given)
+    pool(each[1] * 1.0, 3, 2, 1).backward(given)
+    assert not wrong(run)
+    torch.testing.assert_close(each[0].grad, each[1].grad)

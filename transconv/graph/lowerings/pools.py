@@ -98,15 +98,41 @@ class MaxPool:
         rest = self.window, self.stride, self.padding, self.dilation
         seen = _windows(call.args[0], call.shape[-n:], *rest, float("-inf"))
         top = _each_window("max", n, seen, call.dtype, "max_pool")
-        return top, _each_window("argmax", n, seen, torch.int64, "max_pool")
+        place = _each_window("argmax", n, seen, torch.int64, "max_pool")
+        return top, self.inside(place) if any(self.padding) else place
+
+    def corner(self, at: Index) -> Index:
+        """Where a window begins in the image."""
+        n = len(self.window)
+        first = len(at) - n
+        return tuple(at[first + d] * self.stride[d] - self.padding[d] for d in range(n))
+
+    def inside(self, place: Piece) -> Piece:
+        """Places in windows; in place of one in the padding, which is first where all elements are -inf,
+        the first element of the image, as torch chooses it."""
+
+        def moved(found: str, *corner: str) -> str:
+            said, below = "", prod(self.window)
+            for d, n in enumerate(self.window):
+                below //= n
+                first = f"max(0, ({self.dilation[d] - 1} - {corner[d]}) // {self.dilation[d]})"
+                own = f"max(({found} // {below}) % {n}, {first})"
+                said = f"{said} + {own}*{below}" if said else f"{own}*{below}"
+            return said
+
+        return Mapped(
+            shape=place.shape,
+            dtype=torch.int64,
+            inputs=(place,),
+            write=moved,
+            place=self.corner,
+            label="max_pool",
+            work=4 * len(self.window),
+        )
 
     def index(self, place: Piece) -> Piece:
         """Places in windows as places in the image."""
         n = len(self.window)
-
-        def coordinates(at: Index) -> Index:
-            first = len(at) - n
-            return tuple(at[first + d] * self.stride[d] - self.padding[d] for d in range(n))
 
         def flat(found: str, *corner: str) -> str:
             said, below = "", prod(self.window)
@@ -124,7 +150,7 @@ class MaxPool:
             dtype=torch.int64,
             inputs=(place,),
             write=flat,
-            place=coordinates,
+            place=self.corner,
             label="max_pool",
             work=4 * n,
         )
