@@ -34,7 +34,7 @@ DROP_IN = {
     "ablation": "disable each pass, change each word of the schedule, and time the difference",
     "estimates": "tell how far estimates are from measured times, and what their choices cost",
     "predictions": "predict times of layers and graphs on chips, and tell how wrong the method is",
-    "board": "keep files of transconv doctor --share, and write predicted beside measured",
+    "board": "keep files of transconv doctor --share, and compare predictions with measurements",
     "trials": "measure how good the ranking of schedules is, and how long compiling takes",
     "networks": "train and time whole models, before and after conversion",
     "graphs": "time whole models through torch.compile's backend, and torch's own compilers",

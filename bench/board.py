@@ -1,5 +1,5 @@
-"""``python -m bench board``: the tables of docs/board.md, what is known of each chip; predicted beside
-measured.
+"""``python -m bench board``: the tables of docs/board.md, what is known of each chip; predictions and
+measurements.
 
 Files of ``transconv doctor --measure --share`` are given as arguments: each is checked and kept in
 ``bench/shared`` under the name of its card, and ``--tuned FILE`` writes the tuned rows of all of them as
