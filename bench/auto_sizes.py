@@ -4,10 +4,11 @@ A 3x3 layer at 24 drawn sizes and a training step of a detection model at 16, fo
 empty caches: the host waits for each call, and a row says who answered it and which work it did besides
 (``phases``, see call_phases.py). The sizes come again and again for ``--seconds``; the first three passes
 and the last one have a row for each call, those between only for calls above ``SLOW_MS``, which are also
-printed. At the end the GPU's time of each size is measured as it is then answered (``us``), that of the
-layer also with kernels of their own (``own_us``), as many as there is time for. torch runs beside it with
-cuDNN's benchmark off and on. A training step of a compiled graph, of one size, runs beside that of
-torch.compile:
+printed. Their gradients are those of a sum, one element that all share. At the end the GPU's time of each
+size is measured as it is then answered (``us``), that of the layer also with kernels of their own
+(``own_us``), as many as there is time for, both with a dense gradient, as a further layer would give it.
+torch runs beside it with cuDNN's benchmark off and on. A training step of a compiled graph, of one size,
+runs beside that of torch.compile:
 
     python -m bench auto-sizes --only graph --seconds 60 --limit 170
 
@@ -97,7 +98,7 @@ def main(options: argparse.Namespace) -> int:
         about = {"case": case, "side": side, **versions}
         if options.only not in ("", case) or table.has(about) or left < 1:
             continue
-        with tempfile.TemporaryDirectory(prefix="bench-auto-") as place:
+        with tempfile.TemporaryDirectory(prefix="bench-auto-", ignore_cleanup_errors=True) as place:
             group = WorkerTask(
                 "bench.auto_sizes:measure",
                 1,
@@ -190,7 +191,7 @@ def _passes(steps: list[tuple[str, Forward]], seconds: float, phases: CallPhases
         last = []
         for size, forward in steps:
             start = time.perf_counter()
-            y = forward()
+            y = forward().sum()
             synchronize()
             middle = time.perf_counter()
             y.backward()
@@ -219,18 +220,20 @@ def _passes(steps: list[tuple[str, Forward]], seconds: float, phases: CallPhases
 def _us(forward: Forward) -> float:
     """The microseconds of a step, of several that follow each other, after one: those in which a GPU
     works, or on a CPU all."""
-    forward().backward()
+    y = forward()
+    gradient = torch.ones_like(y)
+    y.backward(gradient)
     synchronize()
     if device() == "cuda":
-        return 1e3 * epochs.busy_ms(lambda _: forward().backward(), TIMED)
+        return 1e3 * epochs.busy_ms(lambda _: forward().backward(gradient), TIMED)
     start = time.perf_counter()
     for _ in range(TIMED):
-        forward().backward()
+        forward().backward(gradient)
     return (time.perf_counter() - start) * 1e6 / TIMED
 
 
 def _layer(quick: bool) -> tuple[Any, list[tuple[str, Forward]]]:
-    """A layer, and the sum of its result at each size."""
+    """A layer, and its result at each size."""
     torch.manual_seed(0)
     draw, channels = random.Random(1), 4 if quick else 64
     dtype = torch.float32 if quick else torch.bfloat16
@@ -242,7 +245,13 @@ def _layer(quick: bool) -> tuple[Any, list[tuple[str, Forward]]]:
     def step(h: int, w: int) -> Forward:
         x = torch.randn(1 if quick else 16, channels, h, w, device=device(), dtype=dtype)
         x = x.to(memory_format=torch.channels_last).requires_grad_()
-        return lambda: model(x).sum()  # type: ignore[no-any-return]
+
+        def run() -> torch.Tensor:
+            x.grad = None  # nothing is added to it
+            made: torch.Tensor = model(x)
+            return made
+
+        return run
 
     return model, [(f"{h}x{w}", step(h, w)) for h, w in dict.fromkeys(sides)]
 

@@ -30,3 +30,11 @@ def test_it_is_done_once_on_a_gpu_by_a_thread_beside_the_calls(monkeypatch: pyte
         lower_call.expect_checks(device, dtype)
     assert begun == [(gpu, gpu, torch.float16)]
     lower_call.expect_checks.cache_clear()
+
+
+def test_the_thread_rests_behind_each_operation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU each may load a kernel, for which the program's launches wait."""
+    rests: list[int] = []
+    monkeypatch.setattr(rehearsal_thread.thread, "rest", lambda: rests.append(1))
+    lower_call.check_zeros(torch.device("cpu"), torch.float32)
+    assert len(rests) > 100

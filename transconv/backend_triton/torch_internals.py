@@ -110,6 +110,21 @@ def outside_graphs(function: F) -> F:
     return made
 
 
+def behind_operations(act: Callable[[], object]) -> Any:
+    """A context within which ``act`` is called behind each operation of torch in this thread."""
+    mode: Any = import_module("torch.utils._python_dispatch").TorchDispatchMode
+
+    class ActMode(mode):  # type: ignore[misc]
+        def __torch_dispatch__(
+            self, operation: Any, types: Any, given: Any = (), named: Any = None
+        ) -> Any:
+            made = operation(*given, **(named or {}))
+            act()
+            return made
+
+    return ActMode()
+
+
 def take_one_as_any(on: bool) -> bool:
     """Set whether torch's compiler takes sizes of 1 as any others where sizes are symbols; what it was."""
     switches: Any = import_module("torch.fx.experimental._config")

@@ -31,7 +31,14 @@ from transconv.support.files import (
     why_unwritable,
 )
 from transconv.support.memory_cache import Cache, forget_all
-from transconv.support.python_functions import defined, executed, factory, without_collections
+from transconv.support.python_functions import (
+    defined,
+    executed,
+    factory,
+    lasting,
+    soon_turns,
+    without_collections,
+)
 from transconv.support.records import Content, Drawer
 from transconv.support.versions import (
     DIRECT,
@@ -68,6 +75,7 @@ __all__ = [
     "has_wide_views",
     "is_direct",
     "knobs",
+    "lasting",
     "leave_text",
     "nearest",
     "one_line",
@@ -75,6 +83,7 @@ __all__ = [
     "records",
     "replace_data",
     "replace_named",
+    "soon_turns",
     "triton_version",
     "why_foreign",
     "why_untrusted",

@@ -1,10 +1,13 @@
 """Functions of Python that are written out as text, where calls must take the host little time: what would
-be a loop over tensors, or a look at a switch, is then a line. And a pause of Python's search for cycles.
+be a loop over tensors, or a look at a switch, is then a line. And what threads beside the program do to
+the interpreter that they share with it: the search for cycles, and turns.
 """
 
 from __future__ import annotations
 
 import gc
+import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
@@ -44,3 +47,43 @@ def without_collections() -> Iterator[None]:
     finally:
         if paused:
             gc.enable()
+
+
+@contextmanager
+def lasting() -> Iterator[None]:
+    """Within ``with``, objects are made that stay, as modules do. They join those that Python rarely looks
+    through for cycles, and do not count for when it does so next: with all of torch's objects that is a
+    pause of a tenth of a second, in whichever call of the program comes then."""
+    with without_collections():
+        yield
+        if not gc.get_freeze_count():  # what the program froze stays so
+            gc.freeze()
+            gc.unfreeze()  # into the oldest generation
+
+
+SOON_S = 0.0005
+
+
+class SoonTurns:
+    """``with soon_turns:`` is around what a thread does beside the program. Another thread that waits for
+    the interpreter then has its turn within ``SOON_S`` instead of 5 ms (``sys.setswitchinterval``): a call
+    of the program waits for a turn whenever it comes back from a library."""
+
+    def __init__(self) -> None:
+        self.lock, self.within, self.usual = threading.Lock(), 0, 0.0
+
+    def __enter__(self) -> None:
+        with self.lock:
+            if not self.within:
+                self.usual = sys.getswitchinterval()
+                sys.setswitchinterval(min(SOON_S, self.usual))
+            self.within += 1
+
+    def __exit__(self, *error: object) -> None:
+        with self.lock:
+            self.within -= 1
+            if not self.within:
+                sys.setswitchinterval(self.usual)
+
+
+soon_turns = SoonTurns()

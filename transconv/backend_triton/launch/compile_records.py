@@ -32,7 +32,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from transconv.backend_triton.launch import jit_module
-from transconv.support import Cache, Content, Drawer, knobs, records, triton_version
+from transconv.support import Cache, Content, Drawer, knobs, lasting, records, soon_turns, triton_version
 from transconv.support import files as keep
 
 try:
@@ -411,14 +411,15 @@ def expect() -> None:
 
 def _expected() -> None:
     # Triton's modules import one another: two threads that import them would meet them half made.
-    with suppress(Exception):
-        importlib.import_module("triton.compiler")
+    with suppress(Exception), soon_turns:
+        with lasting():
+            importlib.import_module("triton.compiler")
         threading.Thread(target=_driver, daemon=True, name="transconv-driver").start()
         remember()
 
 
 def _driver() -> None:
-    with suppress(Exception):
+    with suppress(Exception), soon_turns:
         from triton.runtime.driver import driver
 
         _ = driver.active.utils

@@ -44,7 +44,7 @@ from transconv.runtime.compilation.plan_request import (
 from transconv.runtime.plans import Plan
 from transconv.schedule import Schedule
 from transconv.selection import files_digest
-from transconv.support import Unsupported, knobs
+from transconv.support import Unsupported, knobs, soon_turns
 from transconv.target import Target
 
 MODULE = "transconv.runtime.compilation.compile_child"
@@ -201,7 +201,12 @@ def withdraw(questions: Iterable[PlanRequest]) -> None:
 
 def expect() -> None:
     """Begin to read what the first request in the background needs, in a thread of its own."""
-    threading.Thread(target=files_digest, daemon=True, name="transconv-files").start()
+    threading.Thread(target=_digest_files, daemon=True, name="transconv-files").start()
+
+
+def _digest_files() -> None:
+    with soon_turns:
+        files_digest()
 
 
 def died(question: PlanRequest, reason: str) -> None:

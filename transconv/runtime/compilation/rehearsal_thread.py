@@ -6,7 +6,7 @@ does so before, on data of its own, and only then the kernel counts as compiled.
 to the call.
 
 It rests behind each task as long as that took, and within long ones behind each part (``rest``): threads
-of one interpreter take turns, and a call of the program may wait for its turn some milliseconds at a time.
+of one interpreter take turns, and so do those that have CUDA load a kernel.
 
 The thread has a stream of its own, which neither waits for the program's nor is waited for by it. It may
 load kernels and allocate memory while another thread captures a CUDA graph: CUDA forbids that to all
@@ -26,6 +26,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 
 from transconv.backend_triton import torch_module
+from transconv.support import soon_turns
 from transconv.target import Target, detect
 
 NAME = "transconv-rehearsal"
@@ -117,7 +118,7 @@ class RehearsalThread:
 
 def _do(task: RehearsalTask) -> None:
     try:
-        with aside(task.device):
+        with soon_turns, aside(task.device):
             task.work()
     except Exception as error:  # the call meets it if it is about the kernel
         log.debug("not made ready: %s", error, exc_info=True)

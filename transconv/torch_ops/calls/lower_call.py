@@ -240,7 +240,8 @@ CHECKS = (("mb2ic16ih8oc16oh8kh3ph1", Prop.BWD_D), ("mb1ic2048ih8oc16oh8kh3ph1",
 @cache
 def expect_checks(device: torch.device, dtype: torch.dtype) -> None:
     """Have a thread load on a GPU, once, what checks of results of a type launch: CUDA loads each of some
-    forty kernels of torch when it is first launched, cuBLAS its own."""
+    forty kernels of torch when it is first launched, cuBLAS its own. The thread rests behind each, as the
+    program's launches wait while CUDA loads."""
     if device.type == "cuda" and dtype in DTYPES:
         rehearsal_thread.thread.add(device, partial(check_zeros, device, dtype))
 
@@ -254,7 +255,8 @@ def check_zeros(device: torch.device, dtype: torch.dtype) -> list[int]:
             name: torch.zeros(shape, dtype=dtype, device=device) for name, shape in problem.shapes.items()
         }
         tensors[prop.result].fill_(float("nan")).zero_()
-        seen.append(examine(problem, prop, Epilogue(), tensors, tensors[prop.result]).checked)
+        with torch_internals.behind_operations(rehearsal_thread.thread.rest):
+            seen.append(examine(problem, prop, Epilogue(), tensors, tensors[prop.result]).checked)
     return seen
 
 
