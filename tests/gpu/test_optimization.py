@@ -57,3 +57,24 @@ def test_a_graph_is_recorded_in_training_where_it_is_asked_for() -> None:
         fast.zero_grad()
         fast(image()).square().mean().backward()
     assert report(fast).optimization.kept == "transconv, CUDA graphs"
+
+
+def test_numbers_of_the_cpu_are_copied_at_no_call(capsys: pytest.CaptureFixture[str]) -> None:
+    """A mask that is assigned number by number is part of one kernel, and of a CUDA graph."""
+
+    class ShiftedWindow(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            mask, n = x.new_zeros(56, 56), 0
+            for rows in (slice(0, -7), slice(-7, -3), slice(-3, None)):
+                for columns in (slice(0, -7), slice(-7, -3), slice(-3, None)):
+                    mask[rows, columns] = n
+                    n += 1
+            return x.relu() * torch.tensor(0.5) + mask
+
+    model, x = ShiftedWindow(), torch.randn(2, 8, 56, 56, device="cuda")
+    fast = transconv.optimize(model, x, cudagraphs=True)
+    for _ in range(3):
+        torch.testing.assert_close(fast(x), model(x))
+    assert report(fast).optimization.kept == "transconv, CUDA graphs"
+    assert "0 regions of torch" in capsys.readouterr().out
+    assert len(report(fast).graphs[0].rows) == 1

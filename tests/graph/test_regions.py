@@ -302,3 +302,43 @@ def test_what_is_made_of_no_tensor_goes_through_no_memory() -> None:
     (found,) = run.transconv.graphs
     assert [type(r).__name__ for r in found.rows] == ["KernelRow", "TorchRow", "KernelRow"]
     assert "2 x" not in found.rows[1].operations
+
+
+@pytest.mark.parametrize(
+    ("held", "dtype"),
+    [
+        (3, torch.int64),
+        (-2.5, torch.float32),
+        (float("inf"), torch.float32),
+        (0.1, torch.float64),
+        (7, torch.int32),
+    ],
+)
+def test_numbers_in_tensors_are_constants(held: float, dtype: torch.dtype) -> None:
+    """A number that is assigned, or held in a tensor without dims, which torch takes from the CPU's memory
+    whatever the device of the others, is read by no kernel."""
+
+    def f(x: Tensor) -> Tensor:
+        mask, n = x.new_zeros(8, 6), 0
+        for rows in (slice(0, -4), slice(-4, -2), slice(-2, None)):
+            for columns in (slice(0, -3), slice(-3, None)):
+                mask[rows, columns] = n
+                n += 1
+        return x + mask * torch.tensor(held, dtype=dtype)
+
+    run = compiled(f)
+    with by_meaning():
+        compare(f, run, [torch.rand(8, 6) + 1], 1e-6)
+    (row,) = report(run).graphs[0].rows
+    assert isinstance(row, KernelRow)
+    assert row.text.count("tensor X") == 1
+
+
+def test_a_truth_in_a_tensor_and_a_number_that_is_handed_out_stay_as_they_are() -> None:
+    def f(x: Tensor) -> tuple[Tensor, Tensor]:
+        number = torch.tensor(2.0)
+        return torch.where(torch.tensor(True), x * number, x), number
+
+    run = compiled(f)
+    with by_meaning():
+        compare(f, run, [torch.randn(3, 4)], 1e-6)

@@ -30,7 +30,7 @@ from transconv.graph.regions.batch_invariance import (
 from transconv.graph.regions.cudagraphs import Captures
 from transconv.graph.regions.graph_parts import Parts, rows_of, unseen
 from transconv.graph.regions.graph_wait import GraphWait, WaitingCall, expect_kernels
-from transconv.graph.regions.partition import is_size
+from transconv.graph.regions.partition import is_size, place_numbers
 from transconv.graph.regions.region_kernels import UPSAMPLING
 from transconv.graph.regions.region_settings import Setting
 from transconv.graph.regions.torch_region import left_nodes, whole_graph, why_not_inductor
@@ -192,6 +192,7 @@ class _Graph:
         asked: BackendOptions,
     ) -> None:
         device = next((t.device for t in inputs if isinstance(t, Tensor) and t.device.type != "cpu"), CPU)
+        place_numbers(gm, device)
         self.checks = Checks(gm, device)
         if phase == "backward":
             aot_graphs.examples(gm.graph, inputs)

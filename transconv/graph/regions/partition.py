@@ -12,6 +12,7 @@ import operator
 import re
 from collections import Counter
 from collections.abc import Container, Mapping, Sequence
+from contextlib import nullcontext
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -59,6 +60,48 @@ def why_not_tensor(val: torch.Tensor, device: torch.device) -> str:
     if val.dtype not in TYPES:
         return f"{str(val.dtype).removeprefix('torch.')} has no kernels"
     return ""
+
+
+def place_numbers(gm: fx.GraphModule, device: torch.device) -> None:
+    """Make numbers that nodes on a device read from the CPU's memory constants on the device. torch takes a
+    tensor of the CPU without dims beside any others, as of ``mask[rows] = 3`` or ``x * torch.tensor(0.5)``;
+    a copy to the device would stand in each of their places, and nothing could be recorded with it."""
+    aten = torch.ops.aten
+    for node in list(gm.graph.nodes):
+        val, number = node.meta.get("val"), _number(node, gm)
+        readers = [u for u in node.users if number is not None and _is_on(u.meta.get("val"), device)]
+        if not readers:
+            continue
+        with gm.graph.inserting_after(node):
+            placed = gm.graph.call_function(
+                aten.full.default, ([], number), {"dtype": val.dtype, "device": device}
+            )
+        with getattr(val, "fake_mode", nullcontext()):
+            placed.meta["val"] = torch.empty((), dtype=val.dtype, device=device)
+        for reader in readers:
+            reader.replace_input_with(node, placed)
+        if not node.users:
+            gm.graph.erase_node(node)
+
+
+def _number(node: fx.Node, gm: fx.GraphModule) -> int | float | None:
+    """What a node has that copies a constant tensor of the CPU without dims; a truth is no number."""
+    if node.target is not torch.ops.aten.lift_fresh_copy.default:
+        return None
+    of = node.args[0]
+    held = getattr(gm, str(of.target), None) if isinstance(of, fx.Node) and of.op == "get_attr" else None
+    if not isinstance(held, torch.Tensor) or held.dim() or held.device.type != "cpu":
+        return None
+    if held.is_complex() or held.dtype is torch.bool:
+        return None
+    number: int | float = held.item()
+    return number
+
+
+def _is_on(val: Any, device: torch.device) -> bool:
+    """Whether a node's results are tensors on a device."""
+    each = val if isinstance(val, (tuple, list)) else (val,)
+    return all(isinstance(t, torch.Tensor) and t.device == device for t in each)
 
 
 def translated(node: fx.Node, known: Mapping[fx.Node, Any], device: torch.device, symbols: Symbols) -> Any:
