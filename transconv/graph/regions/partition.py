@@ -63,9 +63,10 @@ def why_not_tensor(val: torch.Tensor, device: torch.device) -> str:
 
 
 def place_numbers(gm: fx.GraphModule, device: torch.device) -> None:
-    """Make numbers that nodes on a device read from the CPU's memory constants on the device. torch takes a
-    tensor of the CPU without dims beside any others, as of ``mask[rows] = 3`` or ``x * torch.tensor(0.5)``;
-    a copy to the device would stand in each of their places, and nothing could be recorded with it."""
+    """Make numbers that nodes on a device read from the CPU's memory constants on the device. torch takes
+    a tensor of the CPU without dims beside any others, as of ``mask[rows] = 3`` or of
+    ``x * torch.tensor(0.5)``: otherwise each is copied at each call, in a region of torch that no CUDA
+    graph takes."""
     aten = torch.ops.aten
     for node in list(gm.graph.nodes):
         val, number = node.meta.get("val"), _number(node, gm)
