@@ -73,7 +73,7 @@ MODEL = "resnet50"  # of bench/graph_models.py
 SLOW_MS = 20.0
 SETTLED_S = 30.0
 WHOLE_PASSES = 3
-TIMED = 10  # steps in a row, for the time of one
+TIMED = {"layer": 10, "detection": 2, "graph": 4}  # steps in a row, for the time of one
 OWN_S = 20.0  # for the times of kernels of their own, most of which are compiled by then
 MOST_LINES = 40  # slow calls that are printed
 Forward = Callable[[], torch.Tensor]
@@ -164,11 +164,14 @@ def measure(case: str, side: str, quick: bool, seconds: float) -> Row:
         if ours and case != "graph":
             transconv.convert_(model)
         rows = _passes(steps, seconds, phases)
-        us = {size: _us(forward) for size, forward in steps}
+        times = TIMED[case]
+        us = {size: _us(forward, times) for size, forward in steps}
         own, end = dict[str, float](), time.monotonic() + OWN_S
         if ours and case == "layer":  # the model's layers would need thousands
             with switched(compile="now", sizes="exact"):
-                own = {size: _us(forward) for size, forward in steps if time.monotonic() < end}
+                own = {
+                    size: _us(forward, TIMED[case]) for size, forward in steps if time.monotonic() < end
+                }
     for row in rows[-len(steps) :]:
         row |= {"us": us[row["size"]], "own_us": own.get(row["size"], "")}
     return {"rows": rows}
@@ -217,19 +220,19 @@ def _passes(steps: list[tuple[str, Forward]], seconds: float, phases: CallPhases
     return rows + last
 
 
-def _us(forward: Forward) -> float:
-    """The microseconds of a step, of several that follow each other, after one: those in which a GPU
+def _us(forward: Forward, times: int) -> float:
+    """The microseconds of a step, of ``times`` that follow each other, after one: those in which a GPU
     works, or on a CPU all."""
     y = forward()
     gradient = torch.ones_like(y)
     y.backward(gradient)
     synchronize()
     if device() == "cuda":
-        return 1e3 * epochs.busy_ms(lambda _: forward().backward(gradient), TIMED)
+        return 1e3 * epochs.busy_ms(lambda _: forward().backward(gradient), times)
     start = time.perf_counter()
-    for _ in range(TIMED):
+    for _ in range(times):
         forward().backward(gradient)
-    return (time.perf_counter() - start) * 1e6 / TIMED
+    return (time.perf_counter() - start) * 1e6 / times
 
 
 def _layer(quick: bool) -> tuple[Any, list[tuple[str, Forward]]]:

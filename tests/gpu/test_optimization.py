@@ -78,3 +78,21 @@ def test_numbers_of_the_cpu_are_copied_at_no_call(capsys: pytest.CaptureFixture[
     assert report(fast).optimization.kept == "transconv, CUDA graphs"
     assert "0 regions of torch" in capsys.readouterr().out
     assert len(report(fast).graphs[0].rows) == 1
+
+
+@pytest.mark.parametrize("length", [197, 64])
+def test_attention_with_an_expanded_mask_is_one_call(length: int) -> None:
+    """torch alone computes its scores in memory, in f32."""
+
+    def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        mask = torch.ones((), dtype=torch.bool, device=q.device).expand(q.shape[0], 1, length, length)
+        return nn.functional.scaled_dot_product_attention(q * 2, k, v, mask).relu()
+
+    torch.manual_seed(0)
+    given = [torch.randn(2, 4, length, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
+    run = torch.compile(attention, backend="transconv")
+    want = attention(*(t.double() for t in given))
+    torch.testing.assert_close(run(*given).double(), want, rtol=3e-2, atol=3e-2)
+    rows = report(run).graphs[0].rows
+    assert any("efficient_attention" in str(getattr(r, "operations", "")) for r in rows), rows
+    assert not any("bmm" in str(getattr(r, "name", "")) for r in rows)

@@ -11,7 +11,7 @@ import torch
 from torch import fx, nn
 
 from bench import models
-from transconv.graph.regions import aot_graphs
+from transconv.graph.regions import aot_graphs, function_graphs
 from transconv.runtime import torch_internals
 
 Tensor = torch.Tensor
@@ -91,7 +91,11 @@ def left(model: nn.Module, x: Tensor, divide: Division, table: Any, ours: bool) 
 
     def backend(gm: fx.GraphModule, inputs: Sequence[Any]) -> Any:
         if ours:
-            for rewrite in (aot_graphs.repeated, aot_graphs.interpolated, aot_graphs.normalized):
+            for rewrite in (
+                function_graphs.repeated,
+                function_graphs.interpolated,
+                function_graphs.normalized,
+            ):
                 rewrite(gm)
         own = {"fw_compiler": as_it_is, "decompositions": table, "partition_fn": divided}
         return torch_internals.aot_autograd(**own)(gm, inputs)

@@ -12,7 +12,7 @@ from torch import fx, nn
 
 from tests.graph.meant import by_meaning, compare
 from transconv.graph import backend, report, torch_compile
-from transconv.graph.regions import aot_graphs
+from transconv.graph.regions import aot_graphs, function_graphs
 from transconv.runtime import torch_internals
 
 Tensor = torch.Tensor
@@ -26,7 +26,7 @@ def compiled(f: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, **how: Any)
 
     def entered(**about: Any) -> Any:
         def run(gm: fx.GraphModule, inputs: Any) -> Any:
-            seen.append(any(n.target is aot_graphs._interpolated for n in gm.graph.nodes))
+            seen.append(any(n.target is function_graphs._interpolated for n in gm.graph.nodes))
             return real(**about)(gm, inputs)
 
         return run
@@ -86,7 +86,7 @@ def test_the_numbers_of_a_forward_graph_are_those_of_the_decomposition(
             torch._dynamo.reset()
 
             def eager(gm: fx.GraphModule, inputs: Any) -> Any:
-                aot_graphs.interpolated(gm)
+                function_graphs.interpolated(gm)
                 own = {"fw_compiler": _as_it_is, "decompositions": aot_graphs.table()}
                 return torch_internals.aot_autograd(**own)(gm, inputs)
 

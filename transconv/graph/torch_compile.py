@@ -19,7 +19,7 @@ from transconv.graph.fusion.groups import Price
 from transconv.graph.graph_report import Made, owner
 from transconv.graph.lowerings import quantization
 from transconv.graph.pieces.region_pieces import RegionPieces
-from transconv.graph.regions import aot_graphs, batch_invariance
+from transconv.graph.regions import aot_graphs, batch_invariance, function_graphs
 from transconv.graph.regions.batch_invariance import (
     batch_names,
     lookups,
@@ -104,10 +104,11 @@ def backend(
         return compiled
 
     expect_kernels(gm, tensors)
-    aot_graphs.repeated(gm)
+    function_graphs.repeated(gm)
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
-        aot_graphs.interpolated(gm)
-    aot_graphs.normalized(gm)
+        function_graphs.interpolated(gm)
+    function_graphs.normalized(gm)
+    function_graphs.attended(gm)
     run = torch_internals.aot_autograd(
         fw_compiler=compiler("forward"),
         bw_compiler=compiler("backward"),

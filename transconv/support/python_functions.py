@@ -51,9 +51,9 @@ def without_collections() -> Iterator[None]:
 
 @contextmanager
 def lasting() -> Iterator[None]:
-    """Within ``with``, objects are made that stay, as modules do. They join those that Python rarely looks
-    through for cycles, and do not count for when it does so next: with all of torch's objects that is a
-    pause of a tenth of a second, in whichever call of the program comes then."""
+    """Within ``with``, objects are made that stay, as modules and plans do. They join those that Python
+    rarely looks through for cycles, and do not count for when it does so next: with all of torch's objects
+    that is a pause of a tenth of a second, in whichever call of the program comes then."""
     with without_collections():
         yield
         if not gc.get_freeze_count():  # what the program froze stays so

@@ -44,7 +44,7 @@ from transconv.runtime.compilation.plan_request import (
 from transconv.runtime.plans import Plan
 from transconv.schedule import Schedule
 from transconv.selection import files_digest
-from transconv.support import Unsupported, knobs, soon_turns
+from transconv.support import Unsupported, knobs, lasting, soon_turns
 from transconv.target import Target
 
 MODULE = "transconv.runtime.compilation.compile_child"
@@ -332,7 +332,8 @@ def _answered(question: PlanRequest, answer: dict[str, Any]) -> None:
 def _make_ready(question: PlanRequest, asked: _PendingRequest) -> None:
     """Do for a compiled request what its first call would."""
     began = time.perf_counter()
-    plan = there(question, asked.kind)
+    with lasting():
+        plan = there(question, asked.kind)
     if plan is not None:
         asked.fit = first_run_check.rehearse(plan, asked.device, question.aligned, asked.sizes)
         log.debug("made ready in %.3f s: %s", time.perf_counter() - began, question)
