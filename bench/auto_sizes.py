@@ -169,9 +169,7 @@ def measure(case: str, side: str, quick: bool, seconds: float) -> Row:
         own, end = dict[str, float](), time.monotonic() + OWN_S
         if ours and case == "layer":  # the model's layers would need thousands
             with switched(compile="now", sizes="exact"):
-                own = {
-                    size: _us(forward, TIMED[case]) for size, forward in steps if time.monotonic() < end
-                }
+                own = {size: _us(forward, times) for size, forward in steps if time.monotonic() < end}
     for row in rows[-len(steps) :]:
         row |= {"us": us[row["size"]], "own_us": own.get(row["size"], "")}
     return {"rows": rows}
