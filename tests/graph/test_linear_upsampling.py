@@ -82,7 +82,7 @@ def test_the_numbers_of_a_forward_graph_are_those_of_the_decomposition(
     for rewrite in (True, False):
         with monkeypatch.context() as patch:
             if not rewrite:
-                patch.setattr(aot_graphs, "_lines", lambda node: ())
+                patch.setattr(function_graphs, "_lines", lambda node: ())
             torch._dynamo.reset()
 
             def eager(gm: fx.GraphModule, inputs: Any) -> Any:
