@@ -216,7 +216,7 @@ def values_of_8_bits(bits: Array, dtype: DType) -> Array:
 def explained() -> Iterator[None]:
     """Triton up to 3.6 converts a one-element array to a number where a loop's bound is not a constant.
     NumPy 2.4 refuses that: the failure becomes Unsupported("numpy:new"), with what to install. NumPy's
-    warnings of infinities and NaN are left out, as a GPU has none: lanes outside of a tile divide 0 by 0."""
+    warnings are left out, as a GPU has none: lanes outside of a tile divide 0 by 0."""
     try:
         with np.errstate(all="ignore"):
             yield
