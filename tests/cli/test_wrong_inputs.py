@@ -135,6 +135,7 @@ COMMANDS = (
     "kernel none.py",
     "check --dir=FORWARD mb1ic8ih6oc8oh6kh3ph1",
     "check --dt=float mb1ic8ih6oc8oh6kh3ph1",
+    "kernel kern.py --group 8 --args float32[8]",
     "check --batch=nothere.txt",
     "words warp",
     "run",
