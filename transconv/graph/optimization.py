@@ -111,15 +111,28 @@ def optimize(
     ValueError for a model whose weights have no values yet, for words that are not known, and where
     ``measure`` has no example."""
     arguments.expect_module(model, "optimize")
-    _expect_values(model, example)
+    if isinstance(model, torch.jit.ScriptModule):
+        raise TypeError(
+            "transconv.optimize: a ScriptModule is compiled already; hand over the module "
+            "from which it was made"
+        )
+    name, weights = type(model).__name__, [*model.parameters(), *model.buffers()]
+    _expect(
+        not any(map(nn.parameter.is_lazy, weights)),
+        f"{name} has lazy modules, whose weights have no shape yet",
+        "a model that was called once: model(x)",
+    )
+    _expect(
+        not any(t.is_meta for t in (*weights, *_tensors(example))),
+        f"{name} or its example is on torch's meta device, without values",
+        'a model that was loaded: model.to_empty(device="cuda"), then model.load_state_dict(..)',
+    )
     _expect(rest in RESTS, f"rest={rest!r}", f"one of: {', '.join(RESTS)}{nearest(str(rest), RESTS)}")
     _expect(is_time(tune), f"tune={tune!r}", "seconds, 0 or more")
-    for name, word in (("training", training), ("cudagraphs", cudagraphs)):
-        _expect(word in (None, False, True), f"{name}={word!r}", "None, False or True")
+    for switch, word in (("training", training), ("cudagraphs", cudagraphs)):
+        _expect(word in (None, False, True), f"{switch}={word!r}", "None, False or True")
     _expect(
-        filter_fn is None or callable(filter_fn),
-        f"filter_fn={filter_fn!r}",
-        "a function of a module and its name, which is False for what torch shall compute",
+        filter_fn is None or callable(filter_fn), f"filter_fn={filter_fn!r}", "a function(module, name)"
     )
     if measure and example is None:
         raise ValueError(
@@ -140,30 +153,9 @@ def optimize(
 
 
 def _expect(holds: bool, given: str, expected: str) -> None:
-    """Raises ValueError for a word that is not known."""
+    """Raises ValueError where something else was given."""
     if not holds:
         raise ValueError(f"transconv.optimize: {given}; expected {expected}")
-
-
-def _expect_values(model: nn.Module, example: Any) -> None:
-    """Raises TypeError for a module that is compiled already, ValueError for tensors without values."""
-    name = type(model).__name__
-    if isinstance(model, torch.jit.ScriptModule):
-        raise TypeError(
-            "transconv.optimize: a ScriptModule is compiled already; hand over the module "
-            "from which it was made"
-        )
-    weights = [*model.parameters(), *model.buffers()]
-    if any(nn.parameter.is_lazy(t) for t in weights):
-        raise ValueError(
-            f"transconv.optimize: {name} has lazy modules, whose weights have no shape yet; call it once "
-            "before: model(x)"
-        )
-    if any(t.is_meta for t in (*weights, *_tensors(example))):
-        raise ValueError(
-            f"transconv.optimize: {name} or its example is on torch's meta device, where tensors have no "
-            'values; load them first: model.to_empty(device="cuda"), then model.load_state_dict(..)'
-        )
 
 
 class ChosenCall:
@@ -453,7 +445,8 @@ def _sharing(model: nn.Module, training: bool, keep: Callable[[nn.Module, str], 
         return nn.Parameter(t.detach(), requires_grad=False) if frozen else t
 
     # What a hook computes from parameters before each call, such as torch's weight_norm, is an attribute.
-    computed = (t for m in model.modules() for t in vars(m).values() if isinstance(t, Tensor))
+    found = (t for m in model.modules() for t in vars(m).values() if isinstance(t, Tensor))
+    computed = (t for t in found if not t.is_leaf)  # which cannot be copied
     memo: dict[int, Any] = {id(t): shared(t) for t in (*model.parameters(), *model.buffers(), *computed)}
     try:
         twin: nn.Module = copy.deepcopy(model, memo)
