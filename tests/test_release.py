@@ -104,7 +104,8 @@ def test_the_wheel_is_for_any_machine_and_its_metadata_are_valid(dist: Path) -> 
     told = Metadata.from_email(wheel.read(f"{STEM}.dist-info/METADATA"), validate=True)
     assert told.name == "transconv" and str(told.version) == __version__
     assert told.license_expression == "Apache-2.0" and told.summary and told.keywords
-    assert {"test", "bench", "docs", "dev"} <= {*(told.provides_extra or ())}
+    page = (ROOT / "docs" / "install.md").read_text("utf-8")
+    assert [name for name in told.provides_extra or () if f"| `{name}` |" not in page] == []
     plain = {r.name for r in told.requires_dist or () if r.marker is None or "extra" not in str(r.marker)}
     assert plain == {"jinja2", "numpy", "sympy", "torch", "tqdm", "triton"}
     assert any(c.startswith("Programming Language :: Python :: 3") for c in told.classifiers or ())
@@ -141,7 +142,8 @@ def test_the_wheel_in_an_empty_environment(dist: Path, tmp_path: Path) -> None:
     # As `transconv doctor`, and a first call in the same process.
     said = ran(python, "-c", FIRST, cwd=tmp_path)
     assert f"ok   transconv {__version__} in {site}/transconv" in said
-    assert said.count("ok   self-test") == 2 and "works here" in said, said
+    # A second test is not begun where the first took long.
+    assert "ok   self-test" in said and said.count("self-test") == 2 and "works here" in said, said
     assert said.splitlines()[-1] == f"{site}/transconv/__init__.py True"
 
 

@@ -31,8 +31,8 @@ def refused(capsys: pytest.CaptureFixture[str], words: list[str]) -> str:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("time none", "No such file or directory: 'none'"),
-        ("check none", "No such file or directory: 'none'"),
+        ("time none", "no such file: none; expected a benchdnn batch file"),
+        ("check none", "no such file: none; expected a benchdnn batch file"),
         ("time LIST --match nothing", "none of 9 layers is selected"),
         ("time LIST --shards 0", "'0' is no whole number from 1"),
         ("time LIST --shard 3 --shards 2", "--shard=3 of --shards=2"),

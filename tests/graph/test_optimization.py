@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import copy
 import pickle
+import threading
+from collections import UserDict
+from typing import Any
 
 import pytest
 import torch
@@ -44,7 +47,7 @@ def test_a_copy_computes_by_kernels_and_behaves_as_the_model(capsys: pytest.Capt
     assert all(p.requires_grad for p in model.parameters()), "the model itself is not frozen"
     for again in (copy.deepcopy(fast), pickle.loads(pickle.dumps(fast))):
         torch.testing.assert_close(again(X), want)
-        with pytest.raises(TypeError, match="expected what torch.compile returned"):
+        with pytest.raises(TypeError, match="expected what torch.compile or transconv"):
             report(again)
     fast.train()
     assert fast[1].training and not model[1].training
@@ -184,6 +187,17 @@ def test_off() -> None:
         (lambda: transconv.optimize(3), "expected a torch.nn.Module, got int"),
         (lambda: transconv.optimize(network(), measure=True), "measure=True needs an example"),
         (lambda: transconv.optimize(torch.jit.trace(network(), X)), "ScriptModule"),
+        (lambda: transconv.optimize(nn.Sequential(nn.LazyLinear(3))), "that was called once"),
+        (lambda: transconv.optimize(nn.Linear(2, 2, device="meta")), "model.to_empty"),
+        (lambda: transconv.optimize(network(), X.to("meta"), measure=True), "meta device"),
+        (lambda: transconv.optimize(network(), X, rest="inductr"), "did you mean inductor"),
+        (lambda: transconv.optimize(network(), X, tune="60"), "tune='60'; expected seconds"),
+        (lambda: transconv.optimize(network(), X, cudagraphs="no"), "expected None, False or True"),
+        (lambda: transconv.optimize(network(), X, filter_fn="conv"), "a function.module, name"),
+        (
+            lambda: transconv.optimize(nn.Softmax(threading.Lock())),
+            "cannot pickle .* compiles the model itself",
+        ),
         (lambda: transconv.off("conv1"), "transconv.off: expected a torch.nn.Module"),
     ],
 )
@@ -243,3 +257,56 @@ def test_a_graph_that_cannot_be_recorded_runs_as_it_is(
         monkeypatch.setattr(optimization.ModelTrial, "run", run)
         assert not trial.recorded_is_faster()
     assert "runs without CUDA graphs: OutOfMemoryError: no memory for a pool" in caplog.text
+
+
+class Masked(nn.Linear):
+    """Its results have infinities, and it writes to what it is given."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x.add_(1.0)).masked_fill(torch.eye(4) > 0, float("-inf"))
+
+
+def test_infinities_and_writes_are_compared_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Results with infinities are no reason to keep what is wrong elsewhere, and an example that a model
+    writes to is the same for every side, and afterwards."""
+    transconv.config.cpu = "fallback"
+    wrong = {"by": 0.0}
+
+    def other(gm: torch.fx.GraphModule, given: object) -> object:
+        return lambda *given: [t + wrong["by"] for t in gm(*given)]
+
+    monkeypatch.setattr(optimization, "OTHER", other)
+    monkeypatch.setattr(optimization.ModelTrial, "seconds", lambda self, name: 1.0 + (name == "eager"))
+    x = torch.randn(4, 4)
+    before = x.clone()
+    for wrong["by"], kept in ((0.0, "torch.compile"), (1.0, "eager")):
+        torch.compiler.reset()
+        fast = transconv.optimize(Masked(4, 4).eval(), x, measure=True, verbose=False)
+        assert report(fast).optimization.kept == kept and torch.equal(x, before)
+
+
+def test_differences_are_of_all_numbers() -> None:
+    inf, nan = float("inf"), float("nan")
+    for made, apart in (([1, 2], 0), ([inf, 2], inf), ([nan, 2], inf), ([1 + 3j, 2], 3 / 5**0.5)):
+        got = torch.tensor(made)
+        want = torch.tensor([1, 2]).to(got.dtype)
+        assert optimization._apart([got], [want]) == pytest.approx(apart)
+    ends = torch.tensor([nan, -inf, 4.0])
+    assert optimization._apart([ends + 1], [ends]) == 0.25
+
+
+def test_odd_models_and_examples() -> None:
+    """A weight that a hook computes is none of the model's parameters; example in a mapping."""
+    old: Any = nn.utils.weight_norm
+    with pytest.warns(FutureWarning):
+        model = nn.Sequential(old(nn.Conv1d(4, 4, 3)), nn.SiLU())
+    x = torch.randn(1, 4, 8)
+    with by_meaning():
+        fast = transconv.optimize(model.eval(), UserDict(input=x), verbose=False)
+        torch.testing.assert_close(fast(x), model(x), rtol=1e-3, atol=1e-3)
+        model[0].weight_g.data.mul_(2.0)
+        torch.testing.assert_close(fast(x), model(x), rtol=1e-3, atol=1e-3)
+        for given, word in ((X, True), (X.numpy(), None)):  # on a CPU, asked for or not
+            made = transconv.optimize(network(), given, cudagraphs=word, verbose=False)
+            assert "CUDA graphs" not in str(report(made).optimization)
+    assert "0: Conv1d" in str(report(fast)) and "__self__" not in str(report(fast))

@@ -67,10 +67,7 @@ class Settings:
 
         def __setattr__(self, name: str, value: Any) -> None:
             if name not in WORDS:
-                raise AttributeError(
-                    f"transconv.config has no switch '{name}'; "
-                    f"expected one of: {', '.join(WORDS)}{nearest(name, WORDS)}"
-                )
+                raise _unknown(name)
             if not any(value is w or (isinstance(value, str) and value == w) for w in WORDS[name]):
                 words = [str(word) for word in WORDS[name]]
                 raise ValueError(
@@ -87,7 +84,10 @@ class Settings:
             # Config, Block: what a module of this dotted name held before it became transconv.schedule.
             if name.startswith("__"):
                 raise AttributeError(name)
-            return getattr(importlib.import_module("transconv.schedule.schedule"), name)
+            try:
+                return getattr(importlib.import_module("transconv.schedule.schedule"), name)
+            except AttributeError:
+                raise _unknown(name) from None
 
     def __dir__(self) -> list[str]:
         return [*WORDS, "on_change"]
@@ -154,6 +154,13 @@ class Settings:
     def on_change(self, listener: Callable[[], None]) -> None:
         """Call ``listener`` after every change."""
         self._listeners.append(listener)
+
+
+def _unknown(name: str) -> AttributeError:
+    return AttributeError(
+        f"transconv.config has no switch '{name}'; "
+        f"expected one of: {', '.join(WORDS)}{nearest(name, WORDS)}"
+    )
 
 
 def _may_wait() -> bool:

@@ -25,6 +25,7 @@ from transconv.support import Unsupported
 SENTENCES = {
     "device:cpu": 'the tensors are on no GPU; without one transconv.explain(.., target="sm_90") shows '
     'the kernels, and transconv.config.cpu = "interpret" runs them',
+    "device:meta": 'the tensors have no values; transconv.explain(.., target="sm_90") shows the kernels',
     "device": "kernels run on CUDA and ROCm devices alone",
     "dtype:quantized": "transconv.quantized has the calls of integers",
     "dtype:bias": "the bias has another type than the input; cast it with bias.to(input.dtype)",

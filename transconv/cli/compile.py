@@ -13,11 +13,11 @@ from typing import Any
 from transconv.backend_triton import Answer, CompileFailure, CompileJob, Resources, compile_offline
 from transconv.cli.arguments import computations, options, ranges
 from transconv.conv import build
-from transconv.ir import type_named
+from transconv.ir import DTYPES, ELSEWHERE, type_named
 from transconv.kernel import Group, KernelFunction
 from transconv.passes import told_addresses
 from transconv.runtime import Plan, build_compute, job_of
-from transconv.support import KernelError, knobs
+from transconv.support import KernelError, knobs, nearest
 from transconv.target import Target, detect
 
 ARRAY = re.compile(r"(\w+)\[([\d,\s]+)\]")
@@ -311,7 +311,10 @@ def argument(text: str) -> Any:
         try:
             kind = getattr(torch, type_named(found[1]).torch)
         except (KeyError, AttributeError):
-            raise KernelError(f"{text!r} has an unknown type; expected f32, f16, bf16, i32, ...") from None
+            near = nearest(found[1], DTYPES, ELSEWHERE)
+            raise KernelError(
+                f"{text!r} has an unknown type; expected f32, f16, bf16, i32, ...{near}"
+            ) from None
         return torch.empty([int(n) for n in found[2].split(",")], dtype=kind, device="meta")
     try:
         value = ast.literal_eval(text)

@@ -62,6 +62,7 @@ from transconv.functional.views import (
     pixel_unshuffle,
     unfold,
 )
+from transconv.support import nearest
 from transconv.torch_ops.fused import fused_functional, traced_route  # noqa: F401
 from transconv.torch_ops.quantized import quantized_route  # noqa: F401
 
@@ -122,3 +123,7 @@ __all__ = [
 
 def __dir__() -> list[str]:
     return sorted(__all__)
+
+
+def __getattr__(name: str) -> object:
+    raise AttributeError(f"module '{__name__}' has no attribute '{name}'{nearest(name, __all__)}")

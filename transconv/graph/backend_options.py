@@ -76,12 +76,16 @@ def options_of(
         given.pop("within", None),
     )
     switches = {type(made.cudagraphs), type(made.invariant)}
-    timed = type(made.tune) in (int, float) and 0 <= made.tune < float("inf")
     known = made.rest in RESTS and made.upsampling in upsampling
-    if given or not known or not timed or switches != {bool}:
+    if given or not known or not is_time(made.tune) or switches != {bool}:
         raise ValueError(
             f'options {options}; expected {{"rest": one of {", ".join(RESTS)}, '
             f'"upsampling": one of {", ".join(upsampling)}, '
             '"cudagraphs": True or False, "invariant": True or False, "tune": seconds, 0 or more}'
         )
     return made
+
+
+def is_time(seconds: object) -> bool:
+    """Whether that is a number of seconds: finite, 0 or more."""
+    return type(seconds) in (int, float) and 0 <= seconds < float("inf")  # type: ignore[operator]

@@ -479,7 +479,9 @@ def found(compiled: Any) -> list[Made]:
         model, compiled = compiled, call.compiled
     left = [*_functions(compiled, model)]
     if not left:
-        raise TypeError(f"expected what torch.compile returned, got {type(compiled).__name__}")
+        raise TypeError(
+            f"expected what torch.compile or transconv.optimize returned, got {type(compiled).__name__}"
+        )
     calls: dict[int, Made] = {}
     like: set[int] = set()
     seen: set[Any] = set()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,6 +21,8 @@ from torch.utils import _pytree
 
 from transconv.calls.settings import settings
 from transconv.graph import graph_report
+from transconv.graph.backend_options import RESTS, is_time
+from transconv.support import nearest
 from transconv.torch_ops import arguments, modules
 from transconv.torch_ops.conversion.inference import Inference
 from transconv.torch_ops.conversion.prepare import undisturbed
@@ -105,7 +107,8 @@ def optimize(
     first, as ``mode="max-autotune"`` does; what is found is kept for other processes.
 
     Without a GPU it stays eager and says so. Class, state dict, ``train`` and ``eval`` are the model's; a
-    deep copy or a pickle of the copy is eager. TypeError for what is no module, ValueError where
+    deep copy or a pickle of the copy is eager. TypeError for what is no module or cannot be copied,
+    ValueError for a model whose weights have no values yet, for words that are not known, and where
     ``measure`` has no example."""
     arguments.expect_module(model, "optimize")
     if isinstance(model, torch.jit.ScriptModule):
@@ -113,6 +116,24 @@ def optimize(
             "transconv.optimize: a ScriptModule is compiled already; hand over the module "
             "from which it was made"
         )
+    name, weights = type(model).__name__, [*model.parameters(), *model.buffers()]
+    _expect(
+        not any(map(nn.parameter.is_lazy, weights)),
+        f"{name} has lazy modules, whose weights have no shape yet",
+        "a model that was called once: model(x)",
+    )
+    _expect(
+        not any(t.is_meta for t in (*weights, *_tensors(example))),
+        f"{name} or its example is on torch's meta device, without values",
+        'a model that was loaded: model.to_empty(device="cuda"), then model.load_state_dict(..)',
+    )
+    _expect(rest in RESTS, f"rest={rest!r}", f"one of: {', '.join(RESTS)}{nearest(str(rest), RESTS)}")
+    _expect(is_time(tune), f"tune={tune!r}", "seconds, 0 or more")
+    for switch, word in (("training", training), ("cudagraphs", cudagraphs)):
+        _expect(word in (None, False, True), f"{switch}={word!r}", "None, False or True")
+    _expect(
+        filter_fn is None or callable(filter_fn), f"filter_fn={filter_fn!r}", "a function(module, name)"
+    )
     if measure and example is None:
         raise ValueError(
             "transconv.optimize: measure=True needs an example; write "
@@ -129,6 +150,12 @@ def optimize(
         trial.calls[made.kept], made, training, made.kept == RECORDED, trial.handle
     )
     return fast
+
+
+def _expect(holds: bool, given: str, expected: str) -> None:
+    """Raises ValueError where something else was given."""
+    if not holds:
+        raise ValueError(f"transconv.optimize: {given}; expected {expected}")
 
 
 class ChosenCall:
@@ -174,18 +201,20 @@ class ModelTrial:
     def chosen(self, measure: bool, cudagraphs: bool | None) -> Optimization:
         """The choice: by times, or else by what there is."""
         ours = self.prepare()
-        legal = ours and self.recordable() and cudagraphs is not False
+        possible = ours and self.device().type == "cuda" and cudagraphs is not False
+        legal = possible and self.recordable()
         if measure:
-            return self.fastest(*self.tried(legal or bool(cudagraphs)))
+            return self.fastest(*self.tried(legal or (possible and bool(cudagraphs))))
         if not ours:
             return self.choice(
                 EAGER,
-                "it stays eager: there is no GPU here",
+                f"it stays eager: {self.why_eager()}",
                 ('expected: torch\'s own time; transconv.compile(.., target="sm_90") has kernels'),
             )
         if self.given is not None:
             self.run(OURS)
-        kept = RECORDED if cudagraphs or (legal and self.recorded_is_faster()) else OURS
+        asked = possible and cudagraphs
+        kept = RECORDED if asked or (legal and self.recorded_is_faster()) else OURS
         if kept == RECORDED and self.given is not None:
             self.run(RECORDED)
         what = "a compiled graph" + ", CUDA graphs" * (kept == RECORDED)
@@ -203,6 +232,11 @@ class ModelTrial:
         if self.training and self.device().type != "cpu":
             put_features_last(self.model)
         return True
+
+    def why_eager(self) -> str:
+        """Why there are no kernels for it."""
+        here = torch.cuda.is_available()
+        return "its weights are on the CPU; model.cuda() moves them" if here else "there is no GPU here"
 
     def recordable(self) -> bool:
         """Whether a call may be a CUDA graph unasked: inference of an example on a GPU."""
@@ -255,11 +289,11 @@ class ModelTrial:
         sides, want = {n: TimedSide(n) for n in names}, self.run(EAGER)
         # Of a model that draws random numbers, such as for dropout, no two results are alike. Gradients of
         # many layers may hang on how their inputs were rounded.
-        furthest = max(
-            FURTHEST,
+        varied = (
             2 * _apart(self.run(EAGER, seed=1), want),
             AS_NUDGED * _apart(self.run(EAGER, given=_nudged(self.given)), want),
         )
+        furthest = max(FURTHEST, *(v for v in varied if v < float("inf")))
         for n in names:
             try:
                 if n == INDUCTOR:
@@ -281,15 +315,18 @@ class ModelTrial:
         sides |= {
             n: replace(sides[n], ms=sorted(times)[len(times) // 2] * 1e3) for n, times in taken.items()
         }
-        right = [s for s in sides.values() if s.ms is not None and (s.difference or 0.0) <= furthest]
+        timed = [s for s in sides.values() if s.ms is not None]
+        right = [s for s in timed if s.name == EAGER or (s.difference or 0.0) <= furthest]
         kept = min(right, key=lambda s: s.ms or 0.0)
         said = (
             f"measured: {kept.ms:.4g} ms a {'step' if self.training else 'call'}, "
             f"{(sides[EAGER].ms or 0.0) / (kept.ms or 1.0):.2f} times as fast as eager"
+            if kept.name != EAGER
+            else f"measured: {kept.ms:.4g} ms; no other way was faster and right"
         )
         return self.choice(
             kept.name,
-            f"kept {kept.name}",
+            f"kept {kept.name}" + ("" if OURS in sides else f"; {self.why_eager()}"),
             said + (f"; {self.expected()}" if OURS in taken else ""),
             tuple(sides.values()),
         )
@@ -301,7 +338,8 @@ class ModelTrial:
     def run(self, name: str, seed: int = 0, given: Example | None = None) -> list[Tensor]:
         """Results of the example, and in training all gradients as one vector: one that is zero, as of
         a bias before a batch norm, is rounding alone. The model's state stays as it was."""
-        with undisturbed(self.model):
+        given = given or self.given
+        with undisturbed(self.model, _tensors(given)):
             torch.manual_seed(seed)
             results, gradients = self.step(self.runner(name), given)
             made = [t.detach().clone() for t in results]
@@ -334,13 +372,13 @@ class ModelTrial:
     def seconds(self, name: str) -> float:
         """Of one of several calls in a row."""
         call = self.runner(name)
-        with undisturbed(self.model):
+        with undisturbed(self.model, _tensors(self.given)):
             self.wait()
             began = time.perf_counter()
             for _ in range(CALLS):
                 self.step(call)
             self.wait()
-        return (time.perf_counter() - began) / CALLS
+            return (time.perf_counter() - began) / CALLS
 
     def wait(self) -> None:
         if self.device().type == "cuda":
@@ -406,8 +444,17 @@ def _sharing(model: nn.Module, training: bool, keep: Callable[[nn.Module, str], 
         frozen = isinstance(t, nn.Parameter) and t.requires_grad and not training
         return nn.Parameter(t.detach(), requires_grad=False) if frozen else t
 
-    memo: dict[int, Any] = {id(t): shared(t) for t in (*model.parameters(), *model.buffers())}
-    twin: nn.Module = copy.deepcopy(model, memo)
+    # What a hook computes from parameters before each call, such as torch's weight_norm, is an attribute.
+    found = (t for m in model.modules() for t in vars(m).values() if isinstance(t, Tensor))
+    computed = (t for t in found if not t.is_leaf)  # which cannot be copied
+    memo: dict[int, Any] = {id(t): shared(t) for t in (*model.parameters(), *model.buffers(), *computed)}
+    try:
+        twin: nn.Module = copy.deepcopy(model, memo)
+    except Exception as error:  # by an attribute of the model's own, such as a lock or an open file
+        raise TypeError(
+            f"transconv.optimize: {type(model).__name__} cannot be copied ({type(error).__name__}: "
+            f'{error}); torch.compile(model, backend="transconv") compiles the model itself'
+        ) from error
     for name, module in twin.named_modules():
         if keep is not None and name and not keep(module, name):
             modules.off(module)
@@ -417,8 +464,8 @@ def _sharing(model: nn.Module, training: bool, keep: Callable[[nn.Module, str], 
 def _arguments(example: Any) -> Example | None:
     if example is None:
         return None
-    if isinstance(example, dict):
-        return (), example
+    if isinstance(example, Mapping):
+        return (), dict(example)
     return (tuple(example) if isinstance(example, (tuple, list)) else (example,)), {}
 
 
@@ -455,10 +502,16 @@ def _weights(result: Tensor) -> Tensor:
 
 
 def _apart(made: list[Tensor], want: list[Tensor]) -> float:
-    """The largest relative difference, by root mean squares; infinite where only one is finite."""
-    found = [
-        float((a.double() - b.double()).norm() / b.double().norm().clamp_min(1e-30))
-        for a, b in zip(made, want, strict=True)
-        if not b.isnan().any()
-    ]
-    return max((d if d == d else float("inf") for d in found), default=0.0)
+    """The largest relative difference, by root mean squares of what is finite; infinite where NaN or
+    infinities are not at the same places."""
+    return max((_difference(a, b) for a, b in zip(made, want, strict=True)), default=0.0)
+
+
+def _difference(made: Tensor, want: Tensor) -> float:
+    a, b = (torch.view_as_real(t) if t.is_complex() else t for t in (made, want))
+    a, b = a.double(), b.double()
+    finite = b.isfinite()
+    if not bool((a.isfinite() == finite).all() & ((a == b) | (a.isnan() & b.isnan()) | finite).all()):
+        return float("inf")
+    a, b = a.where(finite, 0.0), b.where(finite, 0.0)
+    return float((a - b).norm() / b.norm().clamp_min(1e-30))

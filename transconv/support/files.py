@@ -262,9 +262,12 @@ def _sweep(at: Path) -> None:
 
 def read_named(path: Path, expected: str, longest: int = LONGEST) -> str:
     """The text of a file. Raises ValueError for one that is no text or is too long (``expected`` says
-    what it should be), OSError."""
-    with path.open("rb") as file:
-        data = file.read(longest + 1)
+    what it should be), OSError, with the same words for one that is not there."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(longest + 1)
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"no such file: {path}; expected {expected}") from error
     if len(data) > longest:
         raise ValueError(f"{path} has more than {longest} bytes; expected {expected}")
     if b"\0" in data:

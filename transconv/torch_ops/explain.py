@@ -97,6 +97,12 @@ def explain(
     torch's ``meta``; by default that of the tensors. Launches nothing, counts nothing, warns of nothing.
     Raises the call's errors, ScheduleError for an unknown target.
     """
+    for t in (input, weight):
+        if not isinstance(t, Tensor):
+            raise TypeError(
+                f"transconv.explain: expected the tensors of a call, input and weight, got "
+                f"{type(t).__name__}; of a model, transconv.graph.report tells"
+            )
     f = FUNCTIONS.get((weight.dim() - 2, transposed))
     if f is None:
         raise RuntimeError(f"expected a weight of 3, 4 or 5 dimensions, but got {list(weight.shape)}")

@@ -128,7 +128,8 @@ def problem(words: argparse.Namespace) -> ConvProblem:
     if exists(words.problem[0]):
         raise ProblemError(
             f"'{words.problem[0]}' is a file; {words.verb} takes one problem, such as "
-            f"{EXAMPLE} (run and tune take lists)"
+            f"{EXAMPLE}, or a file with a computation, whose first line is compute NAME "
+            "(run and tune take lists)"
         )
     return dressed(described(words.problem), words)
 

@@ -457,8 +457,8 @@ def origin(node: fx.Node) -> Origin:
     for modules, calls, of in STACKS:
         if node.meta.get(calls):
             path = [*(node.meta.get(modules) or {"": ("",)}).values()][-1][0]
-            # L['self']._modules['block'].norm, L['fn'].block.norm: of the model, block.norm
-            inside = re.sub(r"\._modules\b|\['?|'?\]", ".", re.sub(r"^L\['\w+'\]", "", path))
+            # L['self']._modules['block'].norm, L['call'].__self__.block.norm: of the model, block.norm
+            inside = re.sub(r"\._modules\b|\['?|'?\]", ".", re.sub(r"^L\['\w+'\](\.__self__)?", "", path))
             return Origin(re.sub(r"\.+", ".", inside).strip("."), _called(node.meta[calls][-1][1]) + of)
     return Origin("", _called(node.target))
 

@@ -113,14 +113,15 @@ def _run(model: torch.nn.Module, given: Sequence[Any], backward: bool) -> None:
 
 
 @contextmanager
-def undisturbed(model: torch.nn.Module) -> Iterator[None]:
-    """Leaves buffers and random numbers as they were."""
-    before = [(b, b.detach().clone()) for b in model.buffers()]
+def undisturbed(model: torch.nn.Module, given: Sequence[torch.Tensor] = ()) -> Iterator[None]:
+    """Leaves buffers, random numbers and what a model was ``given`` as they were."""
+    before = [(b, b.detach().clone()) for b in (*model.buffers(), *given)]
     devices = {t.device.index for t in (*model.parameters(), *model.buffers()) if t.is_cuda}
     try:
         with torch.random.fork_rng(sorted(d for d in devices if d is not None)):
             yield
     finally:
         with torch.no_grad():
-            for buffer, old in before:
-                buffer.copy_(old)
+            for tensor, old in before:
+                if not torch.equal(tensor, old):  # an expanded one cannot be written, nor was it
+                    tensor.copy_(old)
