@@ -27,7 +27,7 @@ from transconv.schedule.schedule import Block, Schedule
 from transconv.schedule.tiles.packing import over_copies
 from transconv.schedule.tiles.shared_memory import transposed_bytes
 from transconv.selection import choice
-from transconv.selection.proposals import heuristics
+from transconv.selection.proposals import heuristics, tile_shapes
 from transconv.target import TARGETS, Constants
 
 GPUS = ("sm_90", "sm_80", "gfx942")
@@ -203,6 +203,32 @@ def test_f32_for_the_matrix_unit_lies_along_the_sum(
     assert bool(transposed_bytes(best, compute)) == transposed
     assert first(f"{text} math=ieee", prop).a == "gather"
     assert first(text, prop, "sm_80").a == "gather"
+
+
+@pytest.mark.parametrize(
+    ("text", "sum_of_forward"),
+    [
+        ("mb32ic3ih224oc768oh14kh16sh16 dt=bf16", "ic.kh.kw"),
+        ("mb8ic3ih32oc64oh8kh4sh4 dt=f16", "ic.kh.kw"),
+        ("mb2ic4id32ih32iw32oc96od4oh4ow4kd8kh8kw8sd8sh8sw8 dt=bf16", "ic.kd.kh.kw"),
+        ("mb32ic3ih224oc768oh14kh16sh16 dt=bf16 tag=nhwc", ""),  # features are innermost
+        ("mb32ic3ih224oc64oh112kh7sh2ph3 dt=bf16", ""),  # windows share elements
+        ("mb8ic96ih56oc192oh28kh2sh2 dt=bf16", ""),  # rows of four bytes
+    ],
+)
+def test_patches_are_summed_as_they_lie(text: str, sum_of_forward: str) -> None:
+    """Of an image with its columns innermost, in all directions; no other convolution is concerned."""
+    for prop in Prop:
+        compute = made_of(text, prop)
+        kind = {Prop.FWD: "K", Prop.BWD_D: "N", Prop.BWD_W: "M"}[prop]
+        found = tile_shapes.fusable(compute.axes_of(kind), compute)
+        wanted = sum_of_forward if prop is not Prop.BWD_D else sum_of_forward.replace("k", "r")
+        assert (wanted in map(".".join, found)) is bool(wanted)
+        if wanted:
+            first = heuristics.candidates(compute, SM90)[0]
+            assert any(".".join(b.axes) == wanted for b in first.blocks), first
+        else:
+            assert len(found) == 1
 
 
 def test_gathering_across_the_sum_costs_more() -> None:

@@ -30,7 +30,7 @@ from transconv.target import Target
 def fusable(axes: tuple[Axis, ...], compute: Compute) -> list[tuple[str, ...]]:
     """Ways to fuse the axes of one kind: all positions; window and features together if they are
     contiguous in memory; else features alone, or with window axes before them if there are fewer than 16
-    features."""
+    features; of patches also in the order of memory."""
     axes = tuple(x for x in axes if x.size > 1) or axes[-1:]
     positions = tuple(x.name for x in axes if x.role == "position")
     if positions and len(positions) == len(axes):
@@ -42,7 +42,29 @@ def fusable(axes: tuple[Axis, ...], compute: Compute) -> list[tuple[str, ...]]:
         ways.append(tuple(x.name for x in axes[start:]))
         if prod(x.size for x in axes[start:]) >= 16:
             break
-    return ways[-1:]
+    return [*dict.fromkeys([*ways[-1:], *_of_patches(axes, compute)])]
+
+
+PATCH_ROW = 8  # bytes of a row of a window, from which on threads load it as a whole
+
+
+def _of_patches(axes: tuple[Axis, ...], compute: Compute) -> list[tuple[str, ...]]:
+    """Features and window as the weights have them in memory, rows of the window last, where windows share
+    no element and the image has its columns innermost: what neighbouring threads load then follows one
+    another, while neighbouring positions are a window apart."""
+    window = [x for x in axes if x.role == "window"]
+    strides = [axis_strides(v, compute) for v in (compute.a, compute.b, compute.c) if v is not None]
+    strides = [s for s in strides if any(s[x.name] for x in axes)]
+    if not window or any(s[window[-1].name] != 1 for s in strides):
+        return []
+    row, positions = window[-1], [x.name for x in compute.axes if x.role == "position" and x.size > 1]
+    steps = [[abs(s[p]) for p in positions if s[p]] for s in strides]
+    image = [min(found) for found in steps if found]  # the weights lie along no position
+    dtype = compute.a.tensor.dtype.memory
+    if not image or min(image) < row.size or row.size * dtype.bits < PATCH_ROW * 8:
+        return []
+    weights = next((s for s, found in zip(strides, steps, strict=True) if not found), strides[0])
+    return [tuple(x.name for x in sorted(axes, key=lambda x: -abs(weights[x.name])))]
 
 
 def _one_run(axes: tuple[Axis, ...], compute: Compute) -> bool:
