@@ -113,7 +113,7 @@ def backend(
         bw_compiler=compiler("backward"),
         inference_compiler=compiler("inference"),
         decompositions=aot_graphs.table(),
-        partition_fn=aot_graphs.divided,
+        partition_fn=partial(aot_graphs.divided, again=asked.within is not None),
         keep_inference_input_mutations=True,
     )
     # The backward graph is planned while processes compile the forward graph's kernels, and its own are

@@ -32,6 +32,17 @@ class PassResults:
         units = [m.digit // m.unit for m in self.memories]
         return max([*units, *(s.parts[0].compute.size(s.parts[0].axis) for s in self.steps)])
 
+    def fullest(self, pieces: int) -> int:
+        """The number of the piece that has most, of several the one nearest to the middle."""
+
+        def key(number: int) -> tuple[float, int]:
+            wanted, own = self.piece(number, pieces)
+            each = [at.size / m.digit for m, at in wanted.items()]
+            each += [at.size / s.parts[0].compute.size(s.parts[0].axis) for s, at in own.items()]
+            return sum(each), -abs(number - pieces // 2)
+
+        return max(range(pieces), key=key)
+
     def piece(self, number: int, pieces: int) -> tuple[dict[StepMemory, AxisSpan], dict[Step, AxisSpan]]:
         """One of so many pieces: elements of the digits of tensors, and positions of steps."""
 

@@ -374,9 +374,9 @@ def _middle(
     if p.sample is None or p.pieces == 1:
         pieces = [] if p.sample is None else [p.demand(0, kept, known)]
     else:
-        middle = p.pieces // 2
-        pieces = [p.demand(middle - 1, kept, known)]
-        pieces.append(p.behind(middle, kept, pieces[0]))
+        number = max(1, p.wanted.fullest(p.pieces))
+        pieces = [p.demand(number - 1, kept, known)]
+        pieces.append(p.behind(number, kept, pieces[0]))
     for number, act in acts(plan, p, pieces, alive, p.pieces <= 2):
         most = held.most
         held.do(act)

@@ -135,13 +135,14 @@ class RegionPieces:
         return found
 
     def weights(self, asked: Sequence[Workload], named: Sequence[Sequence[str]]) -> set[Piece]:
-        """Those of the inputs that are second factors of products."""
-        found: set[Piece] = set()
+        """Those of the inputs that are second factors of products, and first factors of none."""
+        first, found = set[Piece](), set[Piece]()
         for work, names, kernel in zip(asked, named, self.launches.kernels, strict=True):
-            factors = {c.b.tensor.name for c in work.computations if c.b is not None}
-            pairs = zip(names, (*kernel.given, *kernel.stored), strict=True)
-            found |= {piece for name, piece in pairs if name in factors}
-        return found
+            products = [c for c in work.computations if c.b is not None]
+            of = dict(zip(names, (*kernel.given, *kernel.stored), strict=True))
+            first |= {of[c.a.tensor.name] for c in products}
+            found |= {of[c.b.tensor.name] for c in products if c.b is not None}
+        return found - first
 
     def stored(
         self, piece: Piece, memory: TensorMemory, name: str, known: Mapping[Piece, Operand]
