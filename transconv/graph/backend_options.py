@@ -26,12 +26,14 @@ class CutMemory(Protocol):
 class MemoryBound:
     """A bound of a graph's memory: ``bytes``, as the caller ``told`` it; ``over``: the axis of images
     along which pieces are cut, ``n``, ``d``, ``h`` or ``w``; empty: the outermost one of several
-    positions. ``plans``: what was found for regions, by these."""
+    positions. ``plans``: what was found for regions, by these; ``made``: references to what those of
+    forward graphs returned."""
 
     bytes: int
     told: str
     over: str = ""
     plans: dict[int, Any] = field(default_factory=dict, compare=False)
+    made: dict[int, Any] = field(default_factory=dict, compare=False)
 
     def mark(self, memory: CutMemory) -> None:
         """Note along which digit an image is cut; other tensors have none."""

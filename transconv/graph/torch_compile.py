@@ -209,8 +209,13 @@ class _Graph:
         self.rates = Price(TARGETS[PRICED] if device is CPU else self.target)
         self.pieces: Callable[[Any], Any] | None = None
         if asked.within is not None:
-            chips = self.target, self.rates.target
-            self.pieces = partial(RegionPieces, bound=asked.within, target=chips[0], rates=chips[1])
+            self.pieces = partial(
+                RegionPieces,
+                bound=asked.within,
+                target=self.target,
+                rates=self.rates.target,
+                backward=phase == "backward",
+            )
         self.batch = batch_names(gm.graph, Symbols(gm.graph)) if asked.invariant else ()
         self.ways = [_Way(self, planned_symbols(gm.graph, (), self.batch))]
         if phase == "forward":

@@ -28,7 +28,8 @@ def within(
     ``over``: the axis of images along which pieces are cut: ``"n"`` (images), ``"d"`` (depth or time),
     ``"h"`` or ``"w"``; default: the outermost one with several positions. What a piece reads beyond its
     edges is found exactly, norms are computed over the whole, and every bit of the result is that of
-    ``within(model, memory=None)``. For inference: call it within ``torch.no_grad()``.
+    ``within(model, memory=None)``, and of gradients: a backward pass computes the forward pass again,
+    in pieces. For inference call it within ``torch.no_grad()``.
 
     The first call of each shape finds the pieces. It raises Unsupported where no number of pieces stays
     within the bound, with the least that would do. ``report()`` tells what was found.
@@ -67,12 +68,7 @@ class BoundedModel(nn.Module):
         )
 
     def forward(self, *given: Any, **named: Any) -> Any:
-        """The model's result."""
-        if torch.is_grad_enabled():
-            raise RuntimeError(
-                "a model within a bound of memory computes no gradients: call it within torch.no_grad() "
-                "or torch.inference_mode()"
-            )
+        """The model's result; with gradients where torch computes them."""
         return self.compiled(*given, **named)
 
     def report(self) -> BoundReport:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -28,13 +29,14 @@ Tensor = torch.Tensor
 @dataclass(slots=True)
 class RegionPieces:
     """A region that runs within a bound. ``rates``: the chip that decides where there is none;
-    ``outside``: bytes of what else is there while it runs; ``passed``: the places of inputs that nobody
+    ``backward``: its graph computes gradients, while what the forward graph returned is there; ``outside``: bytes of what else is there while it runs; ``passed``: the places of inputs that nobody
     else holds; ``compiled``: the compiled graph is within the bound, and runs."""
 
     launches: RegionLaunches
     bound: MemoryBound
     target: Target
     rates: Target
+    backward: bool = False
     outside: int = 0
     passed: set[int] = field(default_factory=set)
     compiled: bool = False
@@ -43,6 +45,13 @@ class RegionPieces:
     results: dict[Piece, Operand] = field(default_factory=dict)
 
     def __call__(self, sizes: Mapping[str, int], given: list[Any]) -> Sequence[Tensor]:
+        made = self.called(sizes, given)
+        if not self.backward:
+            self.bound.made[id(self)] = [weakref.ref(t.untyped_storage()) for t in made]
+        return made
+
+    def called(self, sizes: Mapping[str, int], given: list[Any]) -> Sequence[Tensor]:
+        """Its results."""
         bound = self.launches.bound(sizes)
         tensors = [given[place] for place, _, _ in self.launches.inputs]
         self.launches.arrange(bound, tensors)
@@ -77,8 +86,10 @@ class RegionPieces:
 
     def beside(self, given: Sequence[Any], tensors: Sequence[Tensor]) -> int:
         """Bytes that are there whatever the kernels do: what is ``given``, or a copy of it that lies as
-        kernels take it, and what is outside."""
+        kernels take it, what the forward graph returned, and what is outside."""
         storages = [t.untyped_storage() for t in (*given, *tensors) if isinstance(t, Tensor)]
+        for found in self.bound.made.values() if self.backward else ():
+            storages += [s for ref in found if (s := ref()) is not None]
         return self.outside + sum({s.data_ptr(): s.nbytes() for s in storages}.values())
 
     def plan(self, bound: BoundRegion, beside: int) -> None:

@@ -374,7 +374,8 @@ def divided(
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """torch's division of a joint graph. What is made of no input, or only moves elements of what is kept,
     is not kept: the backward graph reads it through a view again. Where values are equal is kept: one that
-    is evaluated again is not that of which the largest was stored, as it is not rounded alike."""
+    is evaluated again is not that of which the largest was stored, as it is not rounded alike. ``again``:
+    nothing else is kept, either."""
     prepared(joint.graph)
     told: set[fx.Node] = set()
     for node in joint.graph.nodes:
