@@ -277,6 +277,17 @@ def test_a_training_step_in_pieces_is_that_of_the_whole(name: str) -> None:
         trains(make(), torch.randn(shape), 0.7, over)
 
 
+def test_another_axis_where_the_outermost_does_not_do() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(CONV(2, 8, 3, padding=1), nn.SiLU(), CONV(8, 8, 3), nn.SiLU(), CONV(8, 2, 3))
+    x = torch.randn(2, 2, 32, 8)
+    with meaning(), patch.object(Demand, "aside", lambda *_: 0):
+        with pytest.raises(Unsupported, match="is too small"):
+            compared(model, x, 0.5, "n")
+        report = compared(model, x, 0.5)
+    assert [plan.over for plan in report.plans] == ["h"]
+
+
 def test_a_region_of_torch_between() -> None:
     torch.manual_seed(0)
     a, b, c = (nn.Conv2d(4, 4, 3, padding=1) for _ in range(3))

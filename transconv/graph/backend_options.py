@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -12,6 +12,12 @@ from transconv.graph.autotuner import SECONDS
 RESTS = ("inductor", "eager")
 CAPTURING = ("reduce-overhead", "max-autotune")  # the modes of torch.compile that ask for CUDA graphs
 TUNING = ("max-autotune", "max-autotune-no-cudagraphs")  # and those that ask for trials
+
+
+class SizedImage(Protocol):
+    """A tensor, as far as its sizes tell what it is."""
+
+    shape: tuple[int, ...]
 
 
 class CutMemory(Protocol):
@@ -26,8 +32,8 @@ class CutMemory(Protocol):
 class MemoryBound:
     """A bound of a graph's memory: ``bytes``, as the caller ``told`` it; ``over``: the axis of images
     along which pieces are cut, ``n``, ``d``, ``h`` or ``w``; empty: the outermost one of several
-    positions. ``plans``: what was found for regions, by these; ``made``: references to what those of
-    forward graphs returned."""
+    positions, or another one that takes less. ``plans``: what was found for regions, by these; ``made``:
+    references to what those of forward graphs returned."""
 
     bytes: int
     told: str
@@ -35,14 +41,20 @@ class MemoryBound:
     plans: dict[int, Any] = field(default_factory=dict, compare=False)
     made: dict[int, Any] = field(default_factory=dict, compare=False)
 
-    def mark(self, memory: CutMemory) -> None:
-        """Note along which digit an image is cut; other tensors have none."""
-        axes = AXES.get(len(memory.shape), ())
-        for d, name in enumerate(axes):
-            wide = memory.shape[d] > 1 and bool(name)
-            if wide and name == (self.over or name):
-                memory.digit = memory.shape[d] * memory.strides[d]
-                return
+    def lengths(self, images: Iterable[SizedImage]) -> dict[str, int]:
+        """The axes along which pieces may be cut, outermost first, each with the most positions of it."""
+        found = dict.fromkeys((self.over,) if self.over else "ndhw", 0)
+        for x in images:
+            for name, n in zip(AXES.get(len(x.shape), ()), x.shape, strict=False):
+                found |= {name: max(n, found[name])} if name in found else {}
+        return {name: n for name, n in found.items() if n > 1}
+
+
+def mark(memory: CutMemory, over: str) -> None:
+    """Note along which digit an image is cut; other tensors have none."""
+    for d, name in enumerate(AXES.get(len(memory.shape), ())):
+        if name == over and name and memory.shape[d] > 1:
+            memory.digit = memory.shape[d] * memory.strides[d]
 
 
 AXES = {3: ("n", "", "w"), 4: ("n", "", "h", "w"), 5: ("n", "", "d", "h", "w")}

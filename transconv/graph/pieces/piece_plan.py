@@ -124,13 +124,14 @@ class PiecePass:
 @dataclass(slots=True)
 class PiecePlan:
     """``passes``: in their order; ``kept``: tensors that are whole; ``last``: the level behind which
-    nothing reads a tensor; ``beside``: bytes that are there anyway."""
+    nothing reads a tensor; ``beside``: bytes that are there anyway; ``over``: the axis of the pieces."""
 
     steps: Sequence[Step]
     kept: set[StepMemory]
     passes: list[PiecePass]
     last: dict[StepMemory, int]
     beside: int
+    over: str = ""
 
     @property
     def whole(self) -> bool:
