@@ -92,7 +92,7 @@ def stepped(f: nn.Module, x: Tensor, made: Tensor) -> list[Tensor]:
     return [made.detach(), *(g for g in found if g is not None)]
 
 
-def trains(model: nn.Module, x: Tensor, share: float = 0.6, over: str = "", least: int = 2) -> BoundReport:
+def trains(model: nn.Module, x: Tensor, share: float, over: str = "") -> None:
     """Compare a training step in pieces, whose own tensors take this share of the whole's at most, with
     the step in one piece and with torch's in f64."""
     given = x.double().requires_grad_()
@@ -105,8 +105,7 @@ def trains(model: nn.Module, x: Tensor, share: float = 0.6, over: str = "", leas
     made, report = trained(model, x, bound, over)
     assert [torch.equal(a, b) for a, b in zip(made, whole, strict=True)] == [True] * len(whole)
     assert report.peak <= bound
-    assert max(p.pieces for p in report.plans[-1].passes) >= least, str(report)
-    return report
+    assert max(p.pieces for p in report.plans[-1].passes) > 1, str(report)
 
 
 def compared(
@@ -231,16 +230,12 @@ def test_a_model_in_pieces_is_the_whole(name: str) -> None:
 
 
 def _plain(*shape: int, **given: Any) -> nn.Module:
-    return (nn.Conv1d, nn.Conv2d, nn.Conv3d)[given.pop("dims", 2) - 1](*shape, bias=False, **given)  # type: ignore[arg-type]
+    return (nn.Conv2d, nn.Conv3d)[given.pop("deep", 0)](*shape, bias=False, **given)
 
 
 def _u_net() -> nn.Module:
-    a, down, b, c = (
-        _plain(2, 4, 3, padding=1),
-        _plain(4, 4, 3, 2, 1),
-        _plain(4, 4, 3, padding=1),
-        _plain(8, 2, 1),
-    )
+    a, down, b = _plain(2, 4, 3, padding=1), _plain(4, 4, 3, 2, 1), _plain(4, 4, 3, padding=1)
+    c = _plain(8, 2, 1)
 
     def f(x: Tensor) -> Tensor:
         y = F.silu(a(x))
@@ -249,18 +244,12 @@ def _u_net() -> nn.Module:
     return Wrapped(f, a, down, b, c)
 
 
+POINTS = _plain(8, 8, 1), nn.ReLU(), _plain(8, 2, 3, stride=2)
+AGAIN = _plain(4, 4, 3), nn.ReLU(), _plain(4, 2, 1)
 STEPS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str]] = {
-    "chain": (
-        _chain(_plain(2, 4, 3, padding=1), nn.SiLU(), _plain(4, 4, 3), nn.ReLU(), _plain(4, 2, 1)),
-        (1, 2, 66, 9),
-        "",
-    ),
-    "images": (
-        _chain(_plain(2, 8, 3), nn.ReLU(), _plain(8, 8, 1), nn.ReLU(), _plain(8, 2, 3, stride=2)),
-        (16, 2, 9, 7),
-        "",
-    ),
-    "3d": (_chain(_plain(2, 4, 3, dims=3), nn.ReLU(), _plain(4, 2, 3, dims=3)), (1, 2, 52, 7, 6), ""),
+    "chain": (_chain(_plain(2, 4, 3, padding=1), nn.SiLU(), *AGAIN), (1, 2, 66, 9), ""),
+    "images": (_chain(_plain(2, 8, 3), nn.ReLU(), *POINTS), (16, 2, 9, 7), ""),
+    "3d": (_chain(_plain(2, 4, 3, deep=1), nn.ReLU(), _plain(4, 2, 3, deep=1)), (1, 2, 52, 7, 6), ""),
     "columns": (_chain(_plain(2, 4, 3), nn.SiLU(), _plain(4, 2, 3)), (1, 2, 8, 68), "w"),
     "pools": (_chain(_plain(2, 4, 3, padding=1), nn.MaxPool2d(2), _plain(4, 4, 1)), (1, 2, 64, 10), ""),
     "u-net": (_u_net, (1, 2, 64, 12), ""),
@@ -361,7 +350,7 @@ def test_memory_is_what_was_predicted(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["chain", "pools", "images"])
+@pytest.mark.parametrize("name", ["chain", "pools"])
 def test_memory_of_a_step_is_what_was_predicted(name: str) -> None:
     predicts(*STEPS[name], step=True)
 
@@ -388,10 +377,8 @@ def predicts(
                     break
                 except Unsupported as error:
                     assert error.reason == "within:memory"
-                    given, refused = (
-                        _bytes(str(error).partition("at least ")[2].split(" are needed")[0]),
-                        refused + 1,
-                    )
+                    least = str(error).partition("at least ")[2].split(" are needed")[0]
+                    given, refused = _bytes(least), refused + 1
             assert predicted <= given and (bound < predicted or not refused)
             assert 0.97 * predicted <= most <= predicted
             cut = max(cut, *(p.pieces for plan in report.plans for p in plan.passes))

@@ -14,12 +14,6 @@ CAPTURING = ("reduce-overhead", "max-autotune")  # the modes of torch.compile th
 TUNING = ("max-autotune", "max-autotune-no-cudagraphs")  # and those that ask for trials
 
 
-class SizedImage(Protocol):
-    """A tensor, as far as its sizes tell what it is."""
-
-    shape: tuple[int, ...]
-
-
 class CutMemory(Protocol):
     """A tensor in memory, as far as a bound marks it."""
 
@@ -41,11 +35,12 @@ class MemoryBound:
     plans: dict[int, Any] = field(default_factory=dict, compare=False)
     made: dict[int, Any] = field(default_factory=dict, compare=False)
 
-    def lengths(self, images: Iterable[SizedImage]) -> dict[str, int]:
-        """The axes along which pieces may be cut, outermost first, each with the most positions of it."""
+    def lengths(self, shapes: Iterable[tuple[int, ...]]) -> dict[str, int]:
+        """The axes along which images of these shapes may be cut, outermost first, each with the most
+        positions of it."""
         found = dict.fromkeys((self.over,) if self.over else "ndhw", 0)
-        for x in images:
-            for name, n in zip(AXES.get(len(x.shape), ()), x.shape, strict=False):
+        for shape in shapes:
+            for name, n in zip(AXES.get(len(shape), ()), shape, strict=False):
                 found |= {name: max(n, found[name])} if name in found else {}
         return {name: n for name, n in found.items() if n > 1}
 

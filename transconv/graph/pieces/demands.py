@@ -124,7 +124,7 @@ class Demand:
     def aside(self, step: Step, kept: Collection[StepMemory], parts: Mapping[StepMemory, AxisSpan]) -> int:
         """Bytes that a step needs while it runs: workspaces, results that nobody needs, and copies of what
         does not begin at a multiple of 16 bytes."""
-        found = step.workspace(self.share(step) if step in self.left else 0.0)
+        found = step.workspace(self.share(step), step in self.left)
         for name, operand in step.operands.items():
             memory, size = operand.memory, operand.memory.dtype.itemsize
             if name not in step.stored and name not in step.read:

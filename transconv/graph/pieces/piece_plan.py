@@ -407,7 +407,7 @@ class Held:
         if m is None:
             assert act.step is not None
             aside = (
-                act.step.workspace(1.0)
+                act.step.workspace()
                 if act.piece is None
                 else act.piece.aside(act.step, self.plan.kept, act.parts)
             )

@@ -98,22 +98,20 @@ class RegionPieces:
         """Find the pieces: along the outermost axis, or another one if that exceeds the bound, or is
         shorter and too much is computed again. Raises Unsupported where no number of pieces stays within
         the bound."""
-        most = self.bound.bytes
         weights = self.weights(*self.asked(bound))
         pairs = zip(self.launches.inputs, bound.inputs, strict=True)
-        lengths = self.bound.lengths(x for (_, _, piece), x in pairs if piece not in weights)
-        best: tuple[tuple[int, float], PiecePlan, list[StepMemory], dict[Piece, Operand]] | None = None
+        lengths = self.bound.lengths(x.shape for (_, _, piece), x in pairs if piece not in weights)
+        best: tuple[Any, ...] = ()
         for over in lengths or [""]:
             if best and not best[0][0] and lengths[over] <= lengths[best[1].over]:
                 continue
             found = self.along(over, bound, beside)
-            key = max(0, found.peak - most), found.us
-            if best is None or key < best[0]:
-                best = key, found, self.given, self.results
+            key = max(0, found.peak - self.bound.bytes), found.us
+            if not best or key < best[0]:
+                best = key, found, self.given, self.results, self.compiled
             if self.compiled or (not key[0] and found.us <= AGAIN * found.once):
                 break
-        assert best is not None
-        _, found, self.given, self.results = best
+        _, found, self.given, self.results, self.compiled = best
         refuse_beyond(found, self.bound)
         self.bound.plans[id(self)] = found
         self.run = PieceRun(found, self.target, self.launches.device)
@@ -123,7 +121,7 @@ class RegionPieces:
         of it is divided, it runs as it is."""
         steps = self.steps(bound, over)
         each = undivided(steps)
-        peak = beside + self.launches.peak + max((s.workspace(1.0) for s in each), default=0)
+        peak = beside + self.launches.peak + max((s.workspace() for s in each), default=0)
         self.compiled = len(each) == len(self.launches.kernels) and peak <= self.bound.bytes
         if self.compiled:
             us = sum(s.us for s in each)
@@ -165,7 +163,7 @@ class RegionPieces:
 
     def asked(self, bound: BoundRegion) -> tuple[list[Workload], list[list[str]]]:
         """What the kernels compute, and the names of each one's tensors, results last."""
-        asked = [
+        asked: list[Workload] = [
             Alone(program(s.asked).compute) if isinstance(s.asked, str) else s.asked for s in bound.starts
         ]
         named: list[list[str]] = []

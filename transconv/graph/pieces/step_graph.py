@@ -159,10 +159,14 @@ class Step:
         made.number, made.room = self.number, self.room
         return made
 
-    def workspace(self, share: float) -> int:
-        """Bytes of the workspaces of its launch, with a share of its statistics."""
+    def workspace(self, share: float = 1.0, left: bool = True) -> int:
+        """Bytes of the workspaces of its launch, for a share of its positions; ``left``: with that of its
+        statistics."""
         parts = sum(m.bytes for m in self.spaces.values())
-        return max(0, self.room - parts) + int(parts * share)
+        own = max(0, self.room - parts)
+        if all(p.schedule.split_k > 1 and not p.schedule.pack for p in self.parts):  # sums of parts
+            own = int(own * share)
+        return own + int(parts * share * left)
 
     @property
     def whole(self) -> bool:
