@@ -29,19 +29,24 @@ class PassResults:
     @property
     def most(self) -> int:
         """The number of pieces that have something each."""
-        units = [m.digit // m.unit for m in self.memories]
-        return max([*units, *(s.parts[0].compute.size(s.parts[0].axis) for s in self.steps)])
+        return max(self.units)
+
+    @property
+    def units(self) -> list[int]:
+        """Of each the number of pieces that have something of it."""
+        own = [s.parts[0].compute.size(s.parts[0].axis) for s in self.steps]
+        return [*(m.digit // m.unit for m in self.memories), *own]
 
     def fullest(self, pieces: int) -> int:
-        """The number of the piece that has most, of several the one nearest to the middle."""
+        """The number of a piece that has most: one in the middle, but where some have nothing."""
+        if not (few := [n for n in self.units if n < pieces]):
+            return pieces // 2
 
-        def key(number: int) -> tuple[float, int]:
-            wanted, own = self.piece(number, pieces)
-            each = [at.size / m.digit for m, at in wanted.items()]
-            each += [at.size / s.parts[0].compute.size(s.parts[0].axis) for s, at in own.items()]
-            return sum(each), -abs(number - pieces // 2)
+        def some(number: int) -> int:
+            return sum(n * (number + 1) // pieces > n * number // pieces for n in few)
 
-        return max(range(pieces), key=key)
+        near = range(pieces // 2, min(pieces, pieces // 2 + -(-pieces // min(few)) + 1))
+        return max(near, key=some)
 
     def piece(self, number: int, pieces: int) -> tuple[dict[StepMemory, AxisSpan], dict[Step, AxisSpan]]:
         """One of so many pieces: elements of the digits of tensors, and positions of steps."""
