@@ -150,6 +150,7 @@ class Step:
     us: float = 0.0
     number: int = 0
     room: int = 0
+    strides: dict[str, int] = field(default_factory=dict)  # what ``stride`` found
 
     @cached_property
     def joined(self) -> Step:
@@ -248,11 +249,13 @@ class Step:
 
     def stride(self, name: str) -> int:
         """Elements of memory between neighbours along the slot of a tensor."""
-        views = (v for p in self.parts for stored in (False, True) for v in self.views(name, p, stored))
-        tensor = next(views).tensor
-        slot, strides = self.operands[name].slot(tensor), tensor.layout.strides()
-        assert slot is not None and strides is not None
-        return strides[slot]
+        if name not in self.strides:
+            both = (v for p in self.parts for w in (False, True) for v in self.views(name, p, w))
+            tensor = next(both).tensor
+            slot, strides = self.operands[name].slot(tensor), tensor.layout.strides()
+            assert slot is not None and strides is not None
+            self.strides[name] = strides[slot]
+        return self.strides[name]
 
 
 def undivided(steps: Sequence[Step]) -> list[Step]:
