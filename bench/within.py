@@ -3,8 +3,9 @@
     python -m bench within                                   all rows
     python -m bench within --models sdxl_1024,wan_17 --memory "4 GB"
 
-A row has the time of a call and the most memory that was allocated during it, weights and input
-included: of the whole by torch.compile's backend, of one piece without a bound, and within the bound;
+A row has the time of a call, or of a training step (``unet3d_step_128``), and the most memory that was
+allocated during it, weights and input included: of the whole by torch.compile's backend, of one piece
+without a bound, and within the bound;
 whether these have the same bits; and what diffusers' tiled decode of its own class takes, where it is
 installed, with its largest difference from diffusers' whole decode. A side that does not fit the device
 has the reason. Rows are in ``<gpu>_within.csv``; a repeated run measures what is missing. On a CPU
@@ -20,6 +21,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -68,11 +70,12 @@ REPEATS = 3
 @dataclass(frozen=True)
 class BoundCase:
     """A model and its input; ``library``: diffusers' class of its kind and how it is made, if there is
-    one."""
+    one; ``trains``: a call is a training step, and its result are all gradients."""
 
     make: Callable[[], nn.Module]
     shape: tuple[int, ...]
     library: tuple[str, dict[str, Any]] | None = None
+    trains: bool = False
 
 
 SDXL = (
@@ -94,11 +97,13 @@ CASES = {
     **{
         f"wan_{n}": BoundCase(video_vaes.WanDecoder, (1, 16, (n + 3) // 4, 60, 104), WAN) for n in (17, 81)
     },
+    **{f"unet3d_step_{n}": BoundCase(unets.UNet3d, (1, 1, n, n, n), trains=True) for n in (96, 128, 192)},
     "segresnet_384": BoundCase(lambda: segresnet(), (1, 1, 384, 384, 384)),
 }
 QUICK = {
     "sdxl_quick": BoundCase(lambda: vaes.Decoder(4, True, (4, 4), 2, 1), (1, 4, 4, 4)),
     "conv_quick": BoundCase(lambda: nn.Conv2d(3, 8, 3, padding=1), (1, 3, 32, 16)),
+    "conv_step_quick": BoundCase(lambda: nn.Conv2d(3, 8, 3, padding=1), (1, 3, 32, 16), trains=True),
 }
 
 
@@ -138,8 +143,9 @@ def main(options: argparse.Namespace) -> int:
         if time.monotonic() > end:
             print("no time is left; a repeated run goes on", file=sys.stderr)
             break
-        with torch.no_grad():
-            row |= measured({**CASES, **QUICK}[name], options)
+        case = {**CASES, **QUICK}[name]
+        with torch.set_grad_enabled(case.trains):
+            row |= measured(case, options)
         table.add(row)
         wrong |= bool(row.get("refused")) or row.get("bits_of_piece") is False
         print({k: v for k, v in row.items() if k not in about and v != ""}, flush=True)
@@ -150,17 +156,21 @@ def measured(case: BoundCase, options: argparse.Namespace) -> Row:
     """What is measured of a case."""
     place, dtype = torch.device(device()), getattr(torch, options.dtype)
     torch.manual_seed(0)
-    model = features_last(case.make().eval().to(place, dtype))
+    model = features_last(case.make().train(case.trains).to(place, dtype))
     x = torch.randn(case.shape, device=place, dtype=dtype)
     x = x.contiguous(memory_format=FORMATS[x.dim()])
     row: Row = {}
-    whole = side(row, "whole", lambda: torch.compile(model, backend=transconv.graph.backend), x)
-    piece = side(row, "piece", lambda: transconv.within(model, None), x)
+
+    def called(run: Callable[..., Any]) -> Callable[..., Any]:
+        return partial(stepped, model, run) if case.trains else run
+
+    whole = side(row, "whole", lambda: called(torch.compile(model, backend=transconv.graph.backend)), x)
+    piece = side(row, "piece", lambda: called(transconv.within(model, None)), x)
     bounded: list[BoundedModel] = []
 
-    def within() -> BoundedModel:
+    def within() -> Callable[..., Any]:
         bounded.append(transconv.within(model, options.memory))
-        return bounded[0]
+        return called(bounded[0])
 
     began = time.monotonic()
     made = side(row, "within", within, x)
@@ -199,6 +209,14 @@ def features_last(model: nn.Module) -> nn.Module:
     return model
 
 
+def stepped(model: nn.Module, run: Callable[..., Any], x: Tensor) -> list[Tensor]:
+    """The gradients of a training step, of the input first."""
+    model.zero_grad()
+    given = x.detach().requires_grad_()
+    run(given).float().square().mean().backward()
+    return [g for t in (given, *model.parameters()) if (g := t.grad) is not None]
+
+
 def side(row: Row, name: str, make: Callable[[], Callable[..., Any]], x: Tensor) -> Tensor | None:
     """A side's result on the host, and its time and peak in the row; None, with the reason, where it does
     not run."""
@@ -214,7 +232,7 @@ def side(row: Row, name: str, make: Callable[[], Callable[..., Any]], x: Tensor)
         if x.is_cuda:
             torch.cuda.empty_cache()
     row |= {f"{name}_ms": round(ms, 2), f"{name}_mb": round(mb, 1)}
-    return made.cpu()
+    return torch.cat([t.cpu().flatten() for t in made]) if isinstance(made, list) else made.cpu()
 
 
 def timed(run: Callable[..., Any], x: Tensor) -> tuple[Any, float, float]:

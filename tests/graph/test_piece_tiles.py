@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from unittest.mock import patch
 
 import numpy as np
@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import transconv
-from tests.graph.test_pieces import compared
+from tests.graph.test_pieces import compared, trains
 from transconv.compute import Alone, execute, parse
 from transconv.errors import Unsupported
 from transconv.graph.pieces.piece_execution import PartMemory, PieceRun
@@ -116,6 +116,42 @@ def test_a_norm_over_pieces_is_that_of_the_whole() -> None:
     compared(model, torch.randn(1, 2, 23, 4), 0.7)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("norm", "shape"),
+    [(lambda: nn.GroupNorm(2, 4), (1, 2, 64, 16)), (lambda: nn.BatchNorm2d(4), (16, 2, 16, 8))],
+)
+def test_a_training_step_with_norms_and_biases(
+    norm: Callable[[], nn.Module], shape: tuple[int, ...]
+) -> None:
+    torch.manual_seed(0)
+    first = nn.Conv2d(2, 4, 3, padding=1, bias=False)
+    trains(
+        nn.Sequential(first, norm(), nn.SiLU(), nn.Conv2d(4, 4, 3, padding=1)), torch.randn(shape), 0.75
+    )
+
+
+def test_one_call_has_gradients() -> None:
+    torch.manual_seed(0)
+    x, w, b = torch.randn(1, 2, 12, 5, 4), torch.randn(3, 2, 3, 3, 3), torch.randn(3)
+    g = torch.randn(1, 3, 12, 5, 4)
+
+    def step(f: Callable[..., Tensor], dtype: torch.dtype) -> list[Tensor]:
+        given = [t.to(dtype, copy=True).requires_grad_() for t in (x, w, b)]
+        made = f(*given, padding=1)
+        return [made, *torch.autograd.grad(made, given, g.to(dtype))]
+
+    conv = nn.functional.conv3d
+    run = transconv.within(conv, "40 KB")
+    made = step(run, torch.float32)
+    for a, one, want in zip(
+        made, step(transconv.within(conv, None), torch.float32), step(conv, torch.float64), strict=True
+    ):
+        assert torch.equal(a, one)
+        torch.testing.assert_close(a, want.float(), rtol=1e-2, atol=1e-2)  # tf32
+    assert len(run.report().plans) == 2 and run.report().peak <= 40_000
+
+
 def test_a_bound_that_is_too_small_says_the_least() -> None:
     run = transconv.within(nn.Conv2d(2, 4, 3), 100)
     with (
@@ -133,5 +169,3 @@ def test_arguments_that_are_refused() -> None:
         transconv.within(nn.Identity(), over="c")
     with pytest.raises(TypeError, match="expected a module or a function, got int"):
         transconv.within(3)  # type: ignore[arg-type]
-    with pytest.raises(RuntimeError, match="computes no gradients: call it within torch.no_grad"):
-        transconv.within(nn.Identity(), "1 MiB")(torch.ones(2))

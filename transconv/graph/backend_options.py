@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -26,21 +26,30 @@ class CutMemory(Protocol):
 class MemoryBound:
     """A bound of a graph's memory: ``bytes``, as the caller ``told`` it; ``over``: the axis of images
     along which pieces are cut, ``n``, ``d``, ``h`` or ``w``; empty: the outermost one of several
-    positions. ``plans``: what was found for regions, by these."""
+    positions, or another one that takes less. ``plans``: what was found for regions, by these; ``made``:
+    references to what those of forward graphs returned."""
 
     bytes: int
     told: str
     over: str = ""
     plans: dict[int, Any] = field(default_factory=dict, compare=False)
+    made: dict[int, Any] = field(default_factory=dict, compare=False)
 
-    def mark(self, memory: CutMemory) -> None:
-        """Note along which digit an image is cut; other tensors have none."""
-        axes = AXES.get(len(memory.shape), ())
-        for d, name in enumerate(axes):
-            wide = memory.shape[d] > 1 and bool(name)
-            if wide and name == (self.over or name):
-                memory.digit = memory.shape[d] * memory.strides[d]
-                return
+    def lengths(self, shapes: Iterable[tuple[int, ...]]) -> dict[str, int]:
+        """The axes along which images of these shapes may be cut, outermost first, each with the most
+        positions of it."""
+        found = dict.fromkeys((self.over,) if self.over else "ndhw", 0)
+        for shape in shapes:
+            for name, n in zip(AXES.get(len(shape), ()), shape, strict=False):
+                found |= {name: max(n, found[name])} if name in found else {}
+        return {name: n for name, n in found.items() if n > 1}
+
+
+def mark(memory: CutMemory, over: str) -> None:
+    """Note along which digit an image is cut; other tensors have none."""
+    for d, name in enumerate(AXES.get(len(memory.shape), ())):
+        if name == over and name and memory.shape[d] > 1:
+            memory.digit = memory.shape[d] * memory.strides[d]
 
 
 AXES = {3: ("n", "", "w"), 4: ("n", "", "h", "w"), 5: ("n", "", "d", "h", "w")}

@@ -114,7 +114,7 @@ def backend(
         bw_compiler=compiler("backward"),
         inference_compiler=compiler("inference"),
         decompositions=aot_graphs.table(),
-        partition_fn=aot_graphs.divided,
+        partition_fn=partial(aot_graphs.divided, again=asked.within is not None),
         keep_inference_input_mutations=True,
     )
     # The backward graph is planned while processes compile the forward graph's kernels, and its own are
@@ -211,8 +211,13 @@ class _Graph:
         self.rates = Price(TARGETS[PRICED] if device is CPU else self.target)
         self.pieces: Callable[[Any], Any] | None = None
         if asked.within is not None:
-            chips = self.target, self.rates.target
-            self.pieces = partial(RegionPieces, bound=asked.within, target=chips[0], rates=chips[1])
+            self.pieces = partial(
+                RegionPieces,
+                bound=asked.within,
+                target=self.target,
+                rates=self.rates.target,
+                backward=phase == "backward",
+            )
         self.batch = batch_names(gm.graph, Symbols(gm.graph)) if asked.invariant else ()
         self.ways = [_Way(self, planned_symbols(gm.graph, (), self.batch))]
         if phase == "forward":

@@ -26,9 +26,11 @@ def within(
     ``memory``: bytes, or a text such as ``"8 GB"`` or ``"512 MiB"``; None: without a bound, in one piece.
 
     ``over``: the axis of images along which pieces are cut: ``"n"`` (images), ``"d"`` (depth or time),
-    ``"h"`` or ``"w"``; default: the outermost one with several positions. What a piece reads beyond its
-    edges is found exactly, norms are computed over the whole, and every bit of the result is that of
-    ``within(model, memory=None)``. For inference: call it within ``torch.no_grad()``.
+    ``"h"`` or ``"w"``; default: the outermost one with several positions; where that exceeds the bound, or
+    is short and computes much again, the one that is estimated to take least. What a piece reads beyond
+    its edges is found exactly, norms are computed over the whole, and every bit of the result is that of
+    ``within(model, memory=None, over=...)`` of that axis, and of gradients: a backward pass computes the
+    forward pass again, in pieces. For inference call it within ``torch.no_grad()``.
 
     The first call of each shape finds the pieces. It raises Unsupported where no number of pieces stays
     within the bound, with the least that would do. ``report()`` tells what was found.
@@ -67,12 +69,7 @@ class BoundedModel(nn.Module):
         )
 
     def forward(self, *given: Any, **named: Any) -> Any:
-        """The model's result."""
-        if torch.is_grad_enabled():
-            raise RuntimeError(
-                "a model within a bound of memory computes no gradients: call it within torch.no_grad() "
-                "or torch.inference_mode()"
-            )
+        """The model's result; with gradients where torch computes them."""
         return self.compiled(*given, **named)
 
     def report(self) -> BoundReport:
@@ -102,8 +99,8 @@ class BoundReport:
                 continue
             share = plan.us / plan.once if plan.once else 1.0
             lines.append(
-                f"{len(plan.steps)} steps in {len(plan.passes)} passes, {share:.2f} of the time of each "
-                f"step once (estimated); {size_text(plan.beside)} of weights and inputs"
+                f"{len(plan.steps)} steps in {len(plan.passes)} passes along {plan.over}, {share:.2f} of "
+                f"the time of each step once (estimated); {size_text(plan.beside)} of weights and inputs"
             )
             lines.append("  pass  pieces       peak         us  keeps, and what is whole")
             for p in plan.passes:

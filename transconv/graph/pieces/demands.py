@@ -29,8 +29,24 @@ class PassResults:
     @property
     def most(self) -> int:
         """The number of pieces that have something each."""
-        units = [m.digit // m.unit for m in self.memories]
-        return max([*units, *(s.parts[0].compute.size(s.parts[0].axis) for s in self.steps)])
+        return max(self.units)
+
+    @property
+    def units(self) -> list[int]:
+        """Of each the number of pieces that have something of it."""
+        own = [s.parts[0].compute.size(s.parts[0].axis) for s in self.steps]
+        return [*(m.digit // m.unit for m in self.memories), *own]
+
+    def fullest(self, pieces: int) -> int:
+        """The number of a piece that has most: one in the middle, but where some have nothing."""
+        if not (few := [n for n in self.units if n < pieces]):
+            return pieces // 2
+
+        def some(number: int) -> int:
+            return sum(n * (number + 1) // pieces > n * number // pieces for n in few)
+
+        near = range(pieces // 2, min(pieces, pieces // 2 + -(-pieces // min(few)) + 1))
+        return max(near, key=some)
 
     def piece(self, number: int, pieces: int) -> tuple[dict[StepMemory, AxisSpan], dict[Step, AxisSpan]]:
         """One of so many pieces: elements of the digits of tensors, and positions of steps."""
@@ -113,7 +129,7 @@ class Demand:
     def aside(self, step: Step, kept: Collection[StepMemory], parts: Mapping[StepMemory, AxisSpan]) -> int:
         """Bytes that a step needs while it runs: workspaces, results that nobody needs, and copies of what
         does not begin at a multiple of 16 bytes."""
-        found = step.workspace(self.share(step) if step in self.left else 0.0)
+        found = step.workspace(self.share(step), step in self.left)
         for name, operand in step.operands.items():
             memory, size = operand.memory, operand.memory.dtype.itemsize
             if name not in step.stored and name not in step.read:

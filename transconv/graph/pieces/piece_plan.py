@@ -124,13 +124,14 @@ class PiecePass:
 @dataclass(slots=True)
 class PiecePlan:
     """``passes``: in their order; ``kept``: tensors that are whole; ``last``: the level behind which
-    nothing reads a tensor; ``beside``: bytes that are there anyway."""
+    nothing reads a tensor; ``beside``: bytes that are there anyway; ``over``: the axis of the pieces."""
 
     steps: Sequence[Step]
     kept: set[StepMemory]
     passes: list[PiecePass]
     last: dict[StepMemory, int]
     beside: int
+    over: str = ""
 
     @property
     def whole(self) -> bool:
@@ -374,9 +375,9 @@ def _middle(
     if p.sample is None or p.pieces == 1:
         pieces = [] if p.sample is None else [p.demand(0, kept, known)]
     else:
-        middle = p.pieces // 2
-        pieces = [p.demand(middle - 1, kept, known)]
-        pieces.append(p.behind(middle, kept, pieces[0]))
+        number = max(1, p.wanted.fullest(p.pieces))
+        pieces = [p.demand(number - 1, kept, known)]
+        pieces.append(p.behind(number, kept, pieces[0]))
     for number, act in acts(plan, p, pieces, alive, p.pieces <= 2):
         most = held.most
         held.do(act)
@@ -406,7 +407,7 @@ class Held:
         if m is None:
             assert act.step is not None
             aside = (
-                act.step.workspace(1.0)
+                act.step.workspace()
                 if act.piece is None
                 else act.piece.aside(act.step, self.plan.kept, act.parts)
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,7 @@ import torch
 
 from transconv.compute import Alone, Workload
 from transconv.functional.calls.compiled_launch import TensorMemory, aligned, deterministic, program
-from transconv.graph.backend_options import MemoryBound
+from transconv.graph.backend_options import MemoryBound, mark
 from transconv.graph.fusion.index_ir import Piece
 from transconv.graph.pieces.piece_execution import PartMemory, PieceRun
 from transconv.graph.pieces.piece_plan import NO_RESULTS, PiecePass, PiecePlan, planned, refuse_beyond
@@ -23,11 +24,13 @@ if TYPE_CHECKING:
     from transconv.graph.regions.region_calls import BoundRegion, RegionLaunches
 
 Tensor = torch.Tensor
+AGAIN = 1.1  # of the time of each step once: what another axis may save is worth a search
 
 
 @dataclass(slots=True)
 class RegionPieces:
     """A region that runs within a bound. ``rates``: the chip that decides where there is none;
+    ``backward``: its graph computes gradients, while what the forward graph returned is there;
     ``outside``: bytes of what else is there while it runs; ``passed``: the places of inputs that nobody
     else holds; ``compiled``: the compiled graph is within the bound, and runs."""
 
@@ -35,6 +38,7 @@ class RegionPieces:
     bound: MemoryBound
     target: Target
     rates: Target
+    backward: bool = False
     outside: int = 0
     passed: set[int] = field(default_factory=set)
     compiled: bool = False
@@ -43,6 +47,13 @@ class RegionPieces:
     results: dict[Piece, Operand] = field(default_factory=dict)
 
     def __call__(self, sizes: Mapping[str, int], given: list[Any]) -> Sequence[Tensor]:
+        made = self.called(sizes, given)
+        if not self.backward:
+            self.bound.made[id(self)] = [weakref.ref(t.untyped_storage()) for t in made]
+        return made
+
+    def called(self, sizes: Mapping[str, int], given: list[Any]) -> Sequence[Tensor]:
+        """Its results."""
         bound = self.launches.bound(sizes)
         tensors = [given[place] for place, _, _ in self.launches.inputs]
         self.launches.arrange(bound, tensors)
@@ -77,45 +88,61 @@ class RegionPieces:
 
     def beside(self, given: Sequence[Any], tensors: Sequence[Tensor]) -> int:
         """Bytes that are there whatever the kernels do: what is ``given``, or a copy of it that lies as
-        kernels take it, and what is outside."""
+        kernels take it, what the forward graph returned, and what is outside."""
         storages = [t.untyped_storage() for t in (*given, *tensors) if isinstance(t, Tensor)]
+        for found in self.bound.made.values() if self.backward else ():
+            storages += [s for ref in found if (s := ref()) is not None]
         return self.outside + sum({s.data_ptr(): s.nbytes() for s in storages}.values())
 
     def plan(self, bound: BoundRegion, beside: int) -> None:
-        """Find the pieces. Raises Unsupported where no number of them stays within the bound. Where the
-        compiled graph does, and no kernel of it is divided, it runs as it is."""
-        steps = self.steps(bound)
+        """Find the pieces: along the outermost axis, or another one if that exceeds the bound, or is
+        shorter and too much is computed again. Raises Unsupported where no number of pieces stays within
+        the bound."""
+        weights = self.weights(*self.asked(bound))
+        pairs = zip(self.launches.inputs, bound.inputs, strict=True)
+        lengths = self.bound.lengths(x.shape for (_, _, piece), x in pairs if piece not in weights)
+        best: tuple[Any, ...] = ()
+        for over in lengths or [""]:
+            if best and not best[0][0] and lengths[over] <= lengths[best[1].over]:
+                continue
+            found = self.along(over, bound, beside)
+            key = max(0, found.peak - self.bound.bytes), found.us
+            if not best or key < best[0]:
+                best = key, found, self.given, self.results, self.compiled
+            if self.compiled or (not key[0] and found.us <= AGAIN * found.once):
+                break
+        _, found, self.given, self.results, self.compiled = best
+        refuse_beyond(found, self.bound)
+        self.bound.plans[id(self)] = found
+        self.run = PieceRun(found, self.target, self.launches.device)
+
+    def along(self, over: str, bound: BoundRegion, beside: int) -> PiecePlan:
+        """The plan of pieces along an axis. Where the compiled graph stays within the bound, and no kernel
+        of it is divided, it runs as it is."""
+        steps = self.steps(bound, over)
         each = undivided(steps)
-        peak = beside + self.launches.peak + max((s.workspace(1.0) for s in each), default=0)
+        peak = beside + self.launches.peak + max((s.workspace() for s in each), default=0)
         self.compiled = len(each) == len(self.launches.kernels) and peak <= self.bound.bytes
         if self.compiled:
             us = sum(s.us for s in each)
             found = PiecePlan(each, set(), [PiecePass(0, each, NO_RESULTS, peak=peak, us=us)], {}, beside)
         else:
             found = planned(steps, beside, self.bound.bytes)
-        refuse_beyond(found, self.bound)
-        self.bound.plans[id(self)] = found
-        self.run = PieceRun(found, self.target, self.launches.device)
+        found.over = over
+        return found
 
-    def steps(self, bound: BoundRegion) -> list[Step]:
-        """The kernels as steps. Notes what is given, and which results are handed out."""
+    def steps(self, bound: BoundRegion, over: str) -> list[Step]:
+        """The kernels as steps, which pieces cut along an axis. Notes what is given, and which results are
+        handed out."""
         known: dict[Piece, Operand] = {}
         for (place, node, handed), memory in zip(self.launches.inputs, bound.inputs, strict=True):
             known[handed] = Operand(_memory(node.name, memory, True, place in self.passed))
         self.given = [o.memory for o in known.values()]
-        asked = [
-            Alone(program(s.asked).compute) if isinstance(s.asked, str) else s.asked for s in bound.starts
-        ]
-        named: list[list[str]] = []
-        for work, kernel in zip(asked, self.launches.kernels, strict=True):
-            stored = {*work.results}
-            names = sorted([t.name for t in work.tensors], key=stored.__contains__)
-            named.append(names)
-            assert len(names) == len(kernel.given) + len(kernel.stored)
+        asked, named = self.asked(bound)
         weights = self.weights(asked, named)
         for piece, operand in known.items():
             if piece not in weights:
-                self.bound.mark(operand.memory)
+                mark(operand.memory, over)
         found: list[Step] = []
         for work, names, kernel, start in zip(
             asked, named, self.launches.kernels, bound.starts, strict=True
@@ -134,14 +161,28 @@ class RegionPieces:
             result.memory.handed = True
         return found
 
+    def asked(self, bound: BoundRegion) -> tuple[list[Workload], list[list[str]]]:
+        """What the kernels compute, and the names of each one's tensors, results last."""
+        asked: list[Workload] = [
+            Alone(program(s.asked).compute) if isinstance(s.asked, str) else s.asked for s in bound.starts
+        ]
+        named: list[list[str]] = []
+        for work, kernel in zip(asked, self.launches.kernels, strict=True):
+            stored = {*work.results}
+            names = sorted([t.name for t in work.tensors], key=stored.__contains__)
+            named.append(names)
+            assert len(names) == len(kernel.given) + len(kernel.stored)
+        return asked, named
+
     def weights(self, asked: Sequence[Workload], named: Sequence[Sequence[str]]) -> set[Piece]:
-        """Those of the inputs that are second factors of products."""
-        found: set[Piece] = set()
+        """Those of the inputs that are second factors of products, and first factors of none."""
+        first, found = set[Piece](), set[Piece]()
         for work, names, kernel in zip(asked, named, self.launches.kernels, strict=True):
-            factors = {c.b.tensor.name for c in work.computations if c.b is not None}
-            pairs = zip(names, (*kernel.given, *kernel.stored), strict=True)
-            found |= {piece for name, piece in pairs if name in factors}
-        return found
+            products = [c for c in work.computations if c.b is not None]
+            of = dict(zip(names, (*kernel.given, *kernel.stored), strict=True))
+            first |= {of[c.a.tensor.name] for c in products}
+            found |= {of[c.b.tensor.name] for c in products if c.b is not None}
+        return found - first
 
     def stored(
         self, piece: Piece, memory: TensorMemory, name: str, known: Mapping[Piece, Operand]

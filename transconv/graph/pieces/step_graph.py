@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import gcd, lcm
 
@@ -44,7 +44,8 @@ from transconv.schedule import Schedule, Scheduled, along, carried, finishes, pa
 from transconv.selection import choice
 from transconv.target import Target
 
-BLOCKS = 512  # blocks at most whose sums a norm in pieces has
+BLOCKS = 512  # blocks at most whose sums a reduction in pieces has
+SHARE = 8  # times at least that what is read is larger than these
 
 
 @dataclass(eq=False, slots=True)
@@ -149,6 +150,7 @@ class Step:
     us: float = 0.0
     number: int = 0
     room: int = 0
+    strides: dict[str, int] = field(default_factory=dict)  # what ``stride`` found
 
     @cached_property
     def joined(self) -> Step:
@@ -158,10 +160,14 @@ class Step:
         made.number, made.room = self.number, self.room
         return made
 
-    def workspace(self, share: float) -> int:
-        """Bytes of the workspaces of its launch, with a share of its statistics."""
+    def workspace(self, share: float = 1.0, left: bool = True) -> int:
+        """Bytes of the workspaces of its launch, for a share of its positions; ``left``: with that of its
+        statistics."""
         parts = sum(m.bytes for m in self.spaces.values())
-        return max(0, self.room - parts) + int(parts * share)
+        own = max(0, self.room - parts)
+        if all(p.schedule.split_k > 1 and not p.schedule.pack for p in self.parts):  # sums of parts
+            own = int(own * share)
+        return own + int(parts * share * left)
 
     @property
     def whole(self) -> bool:
@@ -243,11 +249,13 @@ class Step:
 
     def stride(self, name: str) -> int:
         """Elements of memory between neighbours along the slot of a tensor."""
-        views = (v for p in self.parts for stored in (False, True) for v in self.views(name, p, stored))
-        tensor = next(views).tensor
-        slot, strides = self.operands[name].slot(tensor), tensor.layout.strides()
-        assert slot is not None and strides is not None
-        return strides[slot]
+        if name not in self.strides:
+            both = (v for p in self.parts for w in (False, True) for v in self.views(name, p, w))
+            tensor = next(both).tensor
+            slot, strides = self.operands[name].slot(tensor), tensor.layout.strides()
+            assert slot is not None and strides is not None
+            self.strides[name] = strides[slot]
+        return self.strides[name]
 
 
 def undivided(steps: Sequence[Step]) -> list[Step]:
@@ -349,11 +357,13 @@ def steps_of(
     room = sum(span * dtype.itemsize for (span,), dtype in plan.spaces())
     computes, _ = main_computations(asked, target, None)
     if isinstance(asked, Surrounded) or len(computes) == 1:
-        made = _step(name, asked, computes, operands, target, choose)
-        made.room = room
-        if not made.whole or len(computes) > 1 or not computes[0].streams or computes[0].sum is None:
-            return made_with_finishes(made, operands, target)
-        computes = list(in_blocks(computes[0], operands)) or computes
+        blocks = in_blocks(computes[0], operands) if len(computes) == 1 else ()
+        if not (blocks and computes[0].factors):
+            made = _step(name, asked, computes, operands, target, choose)
+            if not (blocks and made.whole):
+                made.room = room
+                return made_with_finishes(made, operands, target)
+        computes = [*blocks]
     found: list[Step] = []
     own = dict(operands)
     for compute in computes:
@@ -362,8 +372,17 @@ def steps_of(
                 own[tensor.name] = Operand(_kept(f"{name}.{tensor.name}", tensor))
         label = name if len(computes) == 1 else f"{name} ({compute.name.rpartition('_')[2]})"
         made = _step(label, Alone(compute), [compute], own, target, choose)
+        made.room = _room(compute, made.parts[0].schedule)
         found += made_with_finishes(made, own, target)
     return found
+
+
+def _room(compute: Compute, schedule: Schedule) -> int:
+    """Bytes of the sums of parts, where a schedule splits what is summed."""
+    size = compute.acc.bits // 8 if schedule.split_k > 1 else 0
+    for x in compute.axes:
+        size *= 1 if x.name in compute.reduced else x.size
+    return schedule.split_k * size
 
 
 def _stem(name: str) -> str:
@@ -465,22 +484,30 @@ def made_with_finishes(step: Step, operands: dict[str, Operand], target: Target)
 
 
 def in_blocks(compute: Compute, operands: dict[str, Operand]) -> tuple[Compute, ...]:
-    """The kernels of a reduction through the digit, which sums blocks of it first; none where it cannot be
-    divided so."""
+    """The kernels of a reduction through the digit, which sums blocks of it first: as many as have an
+    eighth of the bytes that are read. None where it cannot be divided so."""
     sizes = tuple((x.name, x.size) for x in compute.axes)
     found: dict[str, None] = {}
+    memories = set()
     for read in compute.reads:
         slot = operands[read.view.tensor.name].slot(read.view.tensor)
         if slot is not None:
+            memories.add(operands[read.view.tensor.name].memory)
             coord = read.view.dims[slot].coord
             own = [v.name for v in free_vars(coord) if v.name in compute.reduced]
             found |= dict.fromkeys(a for a in own if _outermost(coord, sizes, a))
     if len(found) != 1:
         return ()
     (axis,) = found
-    size = compute.size(axis)
-    within = next((n for n in range(1, size) if size % n == 0 and size // n <= BLOCKS), 0)
+    size, one = compute.size(axis), compute.acc.bits // 8
+    for x in compute.axes:
+        one *= 1 if x.name in compute.reduced else x.size
+    most = min(BLOCKS, sum(m.bytes for m in memories) // (SHARE * one))
+    within = next((n for n in range(1, size) if size % n == 0 and size // n <= most), 0)
     if not within:
         return ()
-    made = kernels(parted(compute, axis, within))
+    divided = parted(compute, axis, within)
+    blocks = [x for x in divided.axes if x.name not in dict(sizes)]  # are outermost in memory
+    rest = [x for x in divided.axes if x not in blocks]
+    made = kernels(replace(divided, axes=(*blocks, *rest)))
     return () if any(why_not_lowered(k) for k in made) else made

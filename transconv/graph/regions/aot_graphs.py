@@ -353,17 +353,21 @@ WHOLE = {aten.hardswish, aten.detach}
 EQUAL = {aten.eq.Tensor, aten.ne.Tensor}
 
 
-def divided(joint: fx.GraphModule, *args: Any, **kwargs: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
+def divided(
+    joint: fx.GraphModule, *args: Any, again: bool = False, **kwargs: Any
+) -> tuple[fx.GraphModule, fx.GraphModule]:
     """torch's division of a joint graph. What is made of no input, or only moves elements of what is kept,
     is not kept: the backward graph reads it through a view again. Where values are equal is kept: one that
-    is evaluated again is not that of which the largest was stored, as it is not rounded alike."""
+    is evaluated again is not that of which the largest was stored, as it is not rounded alike. ``again``:
+    nothing else is kept, either."""
     prepared(joint.graph)
     told: set[fx.Node] = set()
     for node in joint.graph.nodes:
         known = all(x in told for x in node.all_input_nodes)
         if node.op == "call_function" and known and not _random(node):
             told.add(node)
-        if node in told or node.target in VIEWS or _told_by_place(node, told):
+        computed = again and node.op == "call_function" and node.target not in EQUAL and not _random(node)
+        if computed or node in told or node.target in VIEWS or _told_by_place(node, told):
             node.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
         elif node.target in EQUAL and any(
             isinstance(v := x.meta.get("val"), Tensor) and v.is_floating_point()
