@@ -17,8 +17,7 @@ from transconv.compute import Compute
 from transconv.errors import Unsupported
 from transconv.graph import KernelRow, TorchRow, backend, report
 from transconv.graph.fusion.groups import Price
-from transconv.graph.regions.graph_parts import Parts, rows_of
-from transconv.graph.regions.region_settings import Setting
+from transconv.graph.regions.graph_parts import Parts, Setting, rows_of
 from transconv.graph.symbols import Symbols
 from transconv.schedule import Word
 from transconv.schedule.schedule import register, unregister

@@ -28,11 +28,10 @@ from transconv.graph.regions.batch_invariance import (
     refuse_assumed,
 )
 from transconv.graph.regions.cudagraphs import Captures
-from transconv.graph.regions.graph_parts import Parts, rows_of, unseen
+from transconv.graph.regions.graph_parts import Parts, Setting, rows_of, unseen
 from transconv.graph.regions.graph_wait import GraphWait, WaitingCall, expect_kernels
 from transconv.graph.regions.partition import is_size, place_numbers
 from transconv.graph.regions.region_kernels import UPSAMPLING
-from transconv.graph.regions.region_settings import Setting
 from transconv.graph.regions.torch_region import left_nodes, whole_graph, why_not_inductor
 from transconv.graph.symbols import Symbols
 from transconv.graph.verification.eager_check import Checks, FirstCall

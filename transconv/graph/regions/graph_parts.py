@@ -5,9 +5,10 @@ operators.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
@@ -16,23 +17,49 @@ from torch.utils._python_dispatch import _disable_current_modes
 from transconv.calls.route_cache import PASSING
 from transconv.calls.settings import settings
 from transconv.graph import graph_report
-from transconv.graph.fusion.groups import Edge
+from transconv.graph.fusion.groups import Edge, Price
 from transconv.graph.regions.batch_invariance import refuse_adding
 from transconv.graph.regions.partition import extracted, nothing, regions
 from transconv.graph.regions.region_calls import RegionLaunches
 from transconv.graph.regions.region_kernel import RefusedKernel, Region
 from transconv.graph.regions.region_kernels import launches
-from transconv.graph.regions.region_settings import Setting, Wired
 from transconv.graph.regions.torch_region import TorchAnswers, TorchRegion, announce_torch, by_torch
 from transconv.graph.sizes import like
+from transconv.graph.symbols import Symbols
 from transconv.graph.verification.eager_check import WatchedCall
 from transconv.runtime import Batch, PlanRequest, Waiting, collect, is_collecting
 from transconv.support import TransconvError, Unsupported
+from transconv.target import Target
 from transconv.torch_ops.conversion.aten_replacement import aten
 
 Tensor = torch.Tensor
 log = logging.getLogger("transconv.graph")
 unseen: Any = _disable_current_modes  # by tracers and other modes
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What the regions of a graph have in common. ``rest``: who computes what kernels do not; ``changed``
+    is called where a region runs otherwise than it was reported."""
+
+    device: torch.device
+    target: Target
+    rates: Price
+    rest: str
+    symbols: Symbols
+    changed: Callable[[], None]
+    upsampling: str = "auto"  # one of region_kernels.UPSAMPLING
+    batch: tuple[str, ...] = ()  # the numbers of samples, in invariant mode
+    pieces: Callable[[Any], Any] | None = None  # of a region's launches: what runs it in pieces
+
+
+class Wired(NamedTuple):
+    """Of one part that is a whole graph: which placeholders are its inputs, which are results, and each
+    result's place among these and the part's outputs; -1 for a value that is known."""
+
+    inputs: list[int]
+    used: list[int]
+    results: list[tuple[int, Any]]
 
 
 class Parts:
