@@ -22,10 +22,11 @@ from transconv.graph.regions import aot_graphs
 from transconv.graph.regions.partition import regions
 from transconv.graph.regions.region_kernel import RegionKernel
 from transconv.graph.regions.region_kernels import launches
+from transconv.graph.regions.region_kernels import plain as plain_product
 from transconv.ir import Layout, bf16, f16, f32
 from transconv.runtime import Plan, ready
 from transconv.selection import shortlist
-from transconv.selection.tuning_db import read_rows
+from transconv.selection.tuning_db import read_rows, unnamed
 from transconv.target import TARGETS
 
 CPU, H200 = torch.device("cpu"), TARGETS["sm_90"]
@@ -186,6 +187,25 @@ def test_what_stands_behind_does_not_cost_the_schedule() -> None:
     ours = plan(kernel)
     assert str(ours.schedule) == str(call.schedule) and "via=gluon" in str(ours.schedule)
     assert ours.why == call.why and len(ours.steps) == 1
+
+
+def test_a_product_without_its_statistics_reads_its_factors_alone() -> None:
+    """What only they need is no part of the alternative that they are weighed against, and its schedules
+    are those of the layer."""
+    p = ConvProblem.parse("mb8ic64ih28oc64oh28kh3ph1 dt=bf16 tag=nhwc")
+
+    def behind(y: Any, z: Any) -> Any:
+        return y, (y.float() * (z.float() - 1.0)).sum((0, 2, 3))
+
+    (kernel,) = layer(p, Prop.FWD, behind)
+    (whole,), (alone,) = (w.computations for w in (kernel.workload, plain_product(kernel.workload)))
+    assert whole.statistics and len(whole.reads) == 3
+    assert not alone.statistics and len(alone.reads) == 2
+    call = ConvWorkload(p, Prop.FWD)
+    assert unnamed(alone) == unnamed(call.computations[0])
+    assert shortlist(8, alone, H200, Surrounded(p, Prop.FWD, (alone,))) == shortlist(
+        8, call.computations[0], H200, call
+    )
 
 
 def test_what_a_product_reads_may_be_added_to_it() -> None:
