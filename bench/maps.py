@@ -22,7 +22,7 @@ from bench.environment import VERSIONS, versions
 from bench.map_cases import MapCase, Tensors, cases
 from transconv.compute import Compute, kernels, parse, touched
 from transconv.cost import estimate
-from transconv.runtime import Plan, build_compute
+from transconv.runtime import Plan, build_compute, microseconds
 from transconv.runtime.timing import Clock
 from transconv.schedule import Schedule, why_not
 from transconv.selection import spread
@@ -200,7 +200,7 @@ def row(
         "spread": f"{found['us'].spread:.3f}",
         "error": f"{error_of(case, plans, computes):.2e}",
         "schedule": " ;; ".join(str(s.schedule) for s in steps),
-        "estimate_us": f"{sum(estimate(s.schedule, s.compute, target) for s in steps):.4g}",
+        "estimate_us": f"{microseconds([(s.compute, s.schedule) for s in steps], target):.4g}",
         **versions(),
     }
     for kernel in kernels_of(case, options) if options.tries or options.schedules else ():

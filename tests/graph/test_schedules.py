@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from importlib.resources import files
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
+from torch._prims_common import suggest_memory_format
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from tests.graph.meant import traced
-from transconv.conv import ConvProblem, Prop, Surrounded, compiler
+from transconv.conv import ConvProblem, ConvWorkload, Prop, Surrounded, compiler
 from transconv.graph.fusion.groups import Price
 from transconv.graph.regions import aot_graphs
 from transconv.graph.regions.partition import regions
 from transconv.graph.regions.region_kernel import RegionKernel
 from transconv.graph.regions.region_kernels import launches
+from transconv.graph.regions.region_kernels import plain as plain_product
+from transconv.ir import Layout, bf16, f16, f32
 from transconv.runtime import Plan, ready
 from transconv.selection import shortlist
+from transconv.selection.tuning_db import read_rows, unnamed
 from transconv.target import TARGETS
 
 CPU, H200 = torch.device("cpu"), TARGETS["sm_90"]
@@ -44,9 +51,16 @@ LAYERS = [
 ]
 
 
+def order_on_gpu(x: torch.Tensor, w: torch.Tensor, backend: Any) -> torch.memory_format:
+    """That of a convolution's result by cuDNN: features last where the image or the weight has them so.
+    On a CPU torch has some 3D convolutions in bf16 otherwise."""
+    found = [suggest_memory_format(t) for t in (x, w)]
+    return next((order for order in found if order is not torch.contiguous_format), found[0])
+
+
 def kernels(f: Callable[..., Any], *like: Like) -> list[RegionKernel]:
     """The kernels of a function of tensors of these shapes, strides and types, on an H200."""
-    with FakeTensorMode():
+    with FakeTensorMode(), patch.object(torch._C, "_conv_determine_backend_memory_format", order_on_gpu):
         tensors = [torch.empty_strided(shape, strides, dtype=dtype) for shape, strides, dtype in like]
         graph = make_fx(f, decomposition_table=aot_graphs.table())(*tensors).graph
     graph.eliminate_dead_code()
@@ -84,6 +98,63 @@ def layer(p: ConvProblem, prop: Prop, behind: Callable[..., Any] | None = None) 
     )
 
 
+def rows() -> list[tuple[ConvProblem, Prop]]:
+    """What was tuned on an H200, in types that torch convolves, of the sizes that its layers have."""
+    text = (files("transconv") / "data" / "tuned_h200.csv").read_text()
+    asked = dict.fromkeys((r.problem, r.direction) for r in read_rows(text) if r.direction)
+    found = [(ConvProblem.parse(text), Prop(direction)) for text, direction in asked]
+    return [(p, prop) for p, prop in found if {*p.dtypes} in ({bf16}, {f16}, {f32}) and is_layer(p)]
+
+
+def is_layer(p: ConvProblem) -> bool:
+    """Whether it is padded alike on both sides, as far as windows reach."""
+    each = zip(p.i, p.k, p.o, p.stride, p.dilation, p.pad_lo, strict=True)
+    return all((i + 2 * pad - (k - 1) * d - 1) // s + 1 == o for i, k, o, s, d, pad in each)
+
+
+def moved(p: ConvProblem, stride: int) -> ConvProblem:
+    """The problem with another stride of each dim of one element, but for features: by the stride of one
+    feature torch chooses the order of the result."""
+    specs = p.specs
+    for name, spec in specs.items():
+        shape, strides = p.shapes[name], spec.layout.strides()
+        assert strides is not None
+        made = [
+            stride if n == 1 and d != 1 else s for d, (n, s) in enumerate(zip(shape, strides, strict=True))
+        ]
+        specs[name] = replace(spec, layout=Layout.from_strides(spec.dtype, shape, made))
+    return replace(p, **specs)
+
+
+@pytest.mark.parametrize("stride", [1, 7, 10**9])
+def test_strides_of_one_element_do_not_cost_tuned_rows(stride: int) -> None:
+    several = 0
+    for p, prop in rows():
+        row, call = ConvWorkload(p, prop), ConvWorkload(moved(p, stride), prop)
+        several += call != row
+        assert call.group("sm_90x132") == row.group("sm_90x132") and call.distance(row) == 0, str(call)
+    assert several > 50
+
+
+@pytest.mark.parametrize(
+    "every", [40, pytest.param(1, marks=pytest.mark.slow)], ids=["some of them", "all of them"]
+)
+def test_a_node_of_a_graph_finds_the_rows_of_its_layer(every: int) -> None:
+    """One image of a 3D convolution in bf16 among them."""
+    found = rows()
+    single = next(
+        i for i, (p, _) in enumerate(found) if p.mb == 1 and len(p.k) == 3 and p.src.dtype is bf16
+    )
+    for p, prop in [found[single], *found[::every]]:
+        for stride in (1, 10**9):
+            given = moved(p, stride)
+            (kernel,) = [k for k in layer(given, prop) if k.group.product]
+            work = kernel.workload
+            about, row = work.about(work.computations[0]), ConvWorkload(p, prop)
+            assert about.group("sm_90x132") == row.group("sm_90x132"), f"{given} {prop}"
+            assert about.distance(row) == 0, f"{given} {prop}"
+
+
 def plan(kernel: RegionKernel) -> Plan:
     assert isinstance(kernel.asked, Surrounded)
     return ready(kernel.asked, H200, None, False, Plan, True, "now")
@@ -116,6 +187,25 @@ def test_what_stands_behind_does_not_cost_the_schedule() -> None:
     ours = plan(kernel)
     assert str(ours.schedule) == str(call.schedule) and "via=gluon" in str(ours.schedule)
     assert ours.why == call.why and len(ours.steps) == 1
+
+
+def test_a_product_without_its_statistics_reads_its_factors_alone() -> None:
+    """What only they need is no part of the alternative that they are weighed against, and its schedules
+    are those of the layer."""
+    p = ConvProblem.parse("mb8ic64ih28oc64oh28kh3ph1 dt=bf16 tag=nhwc")
+
+    def behind(y: Any, z: Any) -> Any:
+        return y, (y.float() * (z.float() - 1.0)).sum((0, 2, 3))
+
+    (kernel,) = layer(p, Prop.FWD, behind)
+    (whole,), (alone,) = (w.computations for w in (kernel.workload, plain_product(kernel.workload)))
+    assert whole.statistics and len(whole.reads) == 3
+    assert not alone.statistics and len(alone.reads) == 2
+    call = ConvWorkload(p, Prop.FWD)
+    assert unnamed(alone) == unnamed(call.computations[0])
+    assert shortlist(8, alone, H200, Surrounded(p, Prop.FWD, (alone,))) == shortlist(
+        8, call.computations[0], H200, call
+    )
 
 
 def test_what_a_product_reads_may_be_added_to_it() -> None:

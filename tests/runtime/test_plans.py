@@ -14,9 +14,11 @@ import torch.nn.functional as F
 from tests.stages import shapes
 from transconv import runtime
 from transconv.backend_triton import KernelStart
-from transconv.conv import CompiledDirection, Epilogue, compiler
+from transconv.compute import Alone, parse
+from transconv.conv import CompiledDirection, ConvWorkload, Epilogue, compiler
 from transconv.conv.conv_problem import ConvProblem, Prop
 from transconv.conv.relation import computes
+from transconv.cost import estimate
 from transconv.errors import TensorError
 from transconv.ir import bf16, convert, f32, tf32
 from transconv.runtime import check_records, first_run_check, steps, torch_internals
@@ -438,3 +440,66 @@ def replace_fixed(compiled: CompiledDirection) -> CompiledDirection:
 
 def _raise() -> CompiledDirection:
     raise LookupError("another plan is asked for")
+
+
+ROWS = """
+compute rows
+    tensor x f32 [m=64, k=65536]
+    tensor s f32 [m=64]
+    axes   m=64 | k=65536
+    read   e = x[m, k]
+    let    t = sum(e; k)
+    store  s[m] = t
+"""
+MOMENTS = """
+compute moments
+    tensor x bf16 [m=4096, k=256]
+    tensor w bf16 [n=128, k=256]
+    tensor y bf16 [m=4096, n=128]
+    tensor s f32 [n=128]
+    axes   m=4096 n=128 | k=256
+    read   a = x[m, k]
+    read   b = w[n, k]
+    let    t = sum(a*b; k)
+    let    z = f32(t)
+    store  y[m, n] = t
+    store  s[n] sum= z
+"""
+MOVED = """
+compute moved
+    tensor x bf16 [m=4096, n=128]
+    tensor y bf16 [m=4096, n=128]
+    tensor s f32 [n=128]
+    axes   m=4096 n=128
+    read   a = x[m, n]
+    let    z = f32(a)
+    store  y[m, n] = a
+    store  s[n] sum= z
+"""
+
+
+@pytest.mark.parametrize(
+    ("subject", "schedule", "launches", "counted"),
+    [
+        ("mb8ic64ih28oc64oh28kh3ph1 dt=bf16", "ic:64 oc:64 oh.ow:32 split_k=8", ["compute", "add"], 1),
+        ("mb8ic64ih28oc64oh28kh3ph1 dt=bf16", "ic:64 oc:64 oh.ow:32 pack=a", ["pack", "compute"], 1),
+        (ROWS, "m:4 k:1024 | fma | split_k=16", ["compute", "add"], 1),
+        (MOMENTS, "m:64 n:64 k:64 | mma", ["compute", "compute"], 2),
+        (MOVED, "m:32 n:128 | fma", ["compute", "compute"], 1),
+    ],
+)
+def test_each_launch_is_estimated_once(
+    subject: str, schedule: str, launches: list[str], counted: int
+) -> None:
+    """The estimate of a schedule has its copies, and the kernel that adds up its parts: the plan takes no
+    longer. What combines statistics is estimated by itself behind a product, with the map behind a map."""
+    workload = (
+        Alone(parse(subject)) if "compute" in subject else ConvWorkload(ConvProblem.parse(subject), BWD_W)
+    )
+    made = steps.plan_steps(workload, TARGETS["sm_90"], Schedule.parse(schedule))
+    assert [c.does for c, _ in made] == launches
+    each = [estimate(s, c, TARGETS["sm_90"]) for c, s in made]
+    main = launches.index("compute")
+    found = steps.microseconds(made, TARGETS["sm_90"])
+    assert found == pytest.approx(sum(each[main : main + counted])) and found > 0
+    assert counted == len(launches) or found < 0.999 * sum(each)

@@ -162,6 +162,12 @@ def test_equal_computations_are_ranked_once(ranked: list[str]) -> None:
     assert len(ranked) == 5
 
 
+def test_names_of_dims_have_no_say() -> None:
+    text = "compute p\n tensor X f16 [n=8]\n tensor Y f16 [n=8]\n axes n=8\nread x = X[n]\nstore Y[n] = x"
+    assert unnamed(parse(text)) == unnamed(parse(text.replace("[n=8]", "[8]")))
+    assert unnamed(parse(text)) != unnamed(parse(text.replace("n=8", "n=9")))
+
+
 def test_fractions_that_values_are_computed_with_have_no_say() -> None:
     """But 0 and 1, which may stand for nothing to compute, what is read outside of a tensor, and what
     places are computed with."""

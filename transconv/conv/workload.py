@@ -41,6 +41,7 @@ MEANS = {
     Prop.BWD_W: "the gradient of its weight",
 }
 LEAST = 0.01  # the smallest distance of different problems
+LAST, FIRST = "axb", "abx"  # the place of features in memory
 
 
 @dataclass(frozen=True)
@@ -164,7 +165,7 @@ class ConvWorkload(Workload):
 
     def group(self, machine: str) -> str:
         """Rows are about given sizes, also where sizes are arguments."""
-        return _group(self.problem, self.direction, machine)
+        return _group(usual(self.problem), self.direction, machine)
 
     def like(self, text: str) -> ConvWorkload | None:
         found = _problem(text)
@@ -173,14 +174,14 @@ class ConvWorkload(Workload):
     def distance(self, other: Workload) -> float | None:
         if not isinstance(other, ConvWorkload) or _bridged(other.problem) != _bridged(self.problem):
             return None
-        one, two = self.problem, other.problem
+        one, two = usual(self.problem), usual(other.problem)
         return 0.0 if one == two and self.open == other.open else max(_distance(one, two), LEAST)
 
     def innermost(self) -> ConvWorkload | None:
         if self.open:
             return None
-        twin = replace(self, problem=self.problem.with_layout("axb"))
-        return None if twin == self else twin
+        twin = self.problem.with_layout("axb")
+        return None if twin == usual(self.problem) else replace(self, problem=twin)
 
     # -- results ---------------------------------------------------------------------------------
 
@@ -265,6 +266,34 @@ def writable(problem: ConvProblem, prop: Prop) -> None:
 
 
 @functools.lru_cache(maxsize=4096)
+@functools.lru_cache(maxsize=4096)  # of rows, with which each choice compares
+def usual(p: ConvProblem) -> ConvProblem:
+    """The problem as tuned rows have it. A dim of one element moves nothing, and torch says any stride of
+    it: tensors that lie with features last but for such strides do so here, all of them or else each, and
+    so do contiguous ones."""
+    each = [(spec, p.shapes[name]) for name, spec in p.specs.items()]
+    orders = [[d for d in (LAST, FIRST) if _lies(spec.layout, shape, d)] for spec, shape in each]
+    shared = [d for d in (LAST, FIRST) if all(d in own for own in orders)]
+    src, wei, dst = (
+        replace(spec, layout=_dense(spec.layout, shape, (shared or own)[0])) if own else spec
+        for (spec, shape), own in zip(each, orders, strict=True)
+    )
+    return replace(p, src=src, wei=wei, dst=dst)
+
+
+def _lies(layout: Layout, shape: Sequence[int], order: str) -> bool:
+    """Whether elements lie as in a dense tensor in an order."""
+    strides, dense = layout.strides(), _dense(layout, shape, order).strides()
+    if strides is None or dense is None or layout.offset:
+        return False
+    return all(n == 1 or a == b for n, a, b in zip(shape, strides, dense, strict=True))
+
+
+def _dense(layout: Layout, shape: Sequence[int], order: str) -> Layout:
+    last = (0, *range(2, len(shape)), 1)
+    return Layout.dense(layout.dtype, shape, last if order == LAST else None)
+
+
 def _group(problem: ConvProblem, direction: str, machine: str) -> str:
     """The name of a group: machine, number of dims, direction, and a digest that also has the memory
     order, the kinds and bits of the types, and the precision of f32."""

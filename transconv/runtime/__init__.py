@@ -55,6 +55,7 @@ from transconv.runtime.steps import (
     job_of,
     kernel_name,
     main_computations,
+    microseconds,
     one_kernel_plan,
     plan_steps,
 )
@@ -114,6 +115,7 @@ __all__ = [
     "job_of",
     "kernel_name",
     "main_computations",
+    "microseconds",
     "on_device",
     "one_kernel_plan",
     "pack",

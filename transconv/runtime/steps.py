@@ -364,9 +364,17 @@ def _made(workload: Workload, target: Target) -> float | str:
         return shortlist(1, compute, target, workload)[0].schedule
 
     try:
-        return float(sum(estimate(s, c, target) for c, s in plan_steps(workload, target, choose=first)))
+        return microseconds(plan_steps(workload, target, choose=first), target)
     except TransconvError as error:
         return str(error) or type(error).__name__
+
+
+def microseconds(made: Planned, target: Target) -> float:
+    """Of computations with their schedules, each launch once: an estimate has the copies of its
+    schedule and the kernel that adds up its parts, and that of a map those that combine statistics."""
+    own = [(c, s) for c, s in made if c.does == "compute"]
+    within = {last for c, s in own if c.streams for last in finishes(Scheduled(c, s, target).main, s)}
+    return float(sum(estimate(s, c, target) for c, s in own if c not in within))
 
 
 def _key(workload: Workload, target: Target) -> str:

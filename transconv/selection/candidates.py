@@ -127,7 +127,8 @@ def _read(content: Content | None, compute: Compute, target: Target) -> list[Lis
 
 
 def _key(count: int, compute: Compute, target: Target, workload: Workload) -> str:
-    about = (compute.name, workload.text, workload.direction, workload.kind, sorted(workload.lacks))
+    name = (workload.named(compute.name) or compute).name  # by which another workload's winner is found
+    about = (name, workload.text, workload.direction, workload.kind, sorted(workload.lacks))
     rows = [sorted(map(VALUES, tuning_db.rows_of(name))) for name in _groups(workload, target)]
     parts = (
         count,

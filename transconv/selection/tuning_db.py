@@ -161,6 +161,7 @@ def merged(old: Iterable[TuningRecord], new: Iterable[TuningRecord]) -> list[Tun
 
 
 NAME = re.compile(r"\b[A-Za-z_]\w*\b(?!\()")  # of no function
+DIMS, DIM = re.compile(r"^ *tensor .*$", re.MULTILINE), re.compile(r"\b[A-Za-z_]\w*=")
 FRACTION = re.compile(r"(?<![\w.])(?:\d+\.\d*(?:e[+-]?\d+)?|\d+e[+-]?\d+)")
 TELLING = ("0.0", "1.0")  # numbers that may stand for nothing to compute
 
@@ -170,11 +171,12 @@ def unnamed(compute: Compute) -> str:
     that values are computed with, on which no choice depends: blocks of a network may differ in a
     probability alone. Fractions that decide where elements lie, or whether they are read, stay. Axes keep
     their names, because schedules mention them."""
-    named = [n for t in compute.tensors for n in (t.name, *t.dims)]
+    named = [t.name for t in compute.tensors]
     named += [s.name for s in compute.steps if not isinstance(s, Write)]
     numbers = {n: f"%{i}" for i, n in enumerate(dict.fromkeys(named)) if n not in compute.sizes}
     placing = _placing(compute)
     text = "\n".join(_without_fractions(line, placing) for line in str(compute).split("\n")[1:])
+    text = DIMS.sub(lambda m: DIM.sub("", m[0]), text)
     lines = NAME.sub(lambda m: numbers.get(m[0], m[0]), text)
     rest = (
         compute.math,

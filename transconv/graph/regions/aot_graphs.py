@@ -304,7 +304,8 @@ def table() -> dict[Any, Callable[..., Any]]:
 
 @functools.lru_cache(maxsize=1)
 def _table(rows: frozenset[Any]) -> dict[Any, Callable[..., Any]]:
-    """``table`` where these operations have rows."""
+    """``table`` where these operations have rows. Attention is one operation on a CPU, too: as products
+    and a softmax it would leave its weights, one for each pair of tokens, for the backward graph."""
     also = [getattr(aten, name) for name in ALSO if hasattr(aten, name)]
     more = torch_internals.get_decompositions(also)
     found = {
@@ -313,7 +314,8 @@ def _table(rows: frozenset[Any]) -> dict[Any, Callable[..., Any]]:
         aten.native_dropout.default: _dropout,
         aten.bernoulli.p: _bernoulli,
     }
-    return {op: how for op, how in found.items() if op not in ROWS}
+    whole = aten._scaled_dot_product_flash_attention_for_cpu.default
+    return {op: how for op, how in found.items() if op not in ROWS and op is not whole}
 
 
 def _bernoulli(x: Tensor, p: float = 0.5, *, generator: Any = None) -> Any:

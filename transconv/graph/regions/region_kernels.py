@@ -26,7 +26,7 @@ from math import inf
 import torch
 from torch import fx
 
-from transconv.compute import Alone, Compute, Reduction, Workload
+from transconv.compute import Alone, Compute, Reduction, Workload, without_statistics
 from transconv.compute import kernels as kernels_of
 from transconv.conv import ConvProblem, ConvWorkload, Prop, Surrounded, surrounded
 from transconv.functional.calls.compiled_launch import deterministic, program
@@ -263,12 +263,10 @@ def _before(kernel: RegionKernel, plan: FusionPlan) -> set[Piece]:
 
 @lru_cache(maxsize=4096)  # so that its text is written once
 def plain(work: Workload) -> Workload:
-    """A product without what leaves with it."""
+    """A product without what leaves with it, and without what that alone needs."""
     if not any(c.statistics for c in work.computations):
         return work
-    made = tuple(
-        replace(c, steps=tuple(s for s in c.steps if s not in c.statistics)) for c in work.computations
-    )
+    made = tuple(map(without_statistics, work.computations))
     return replace(work, parts=made) if isinstance(work, Surrounded) else Alone(made[0])
 
 
