@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import cache
 from operator import attrgetter
@@ -27,6 +28,19 @@ _lock = threading.Lock()
 def field_names(cls: type) -> tuple[str, ...]:
     """The names of a node class's fields, in order; cached, because every walk needs them."""
     return tuple(f.name for f in fields(cls))
+
+
+def field_values(of: Node) -> tuple[Any, ...]:
+    """The values of a node's fields, in order."""
+    return _values(type(of))(of)
+
+
+@cache
+def _values(cls: type) -> Callable[[Any], tuple[Any, ...]]:
+    names = field_names(cls)
+    if len(names) > 1:
+        return attrgetter(*names)
+    return lambda of: tuple(getattr(of, name) for name in names)
 
 
 @cache
@@ -60,7 +74,7 @@ class _Interning(type):
                 return found
         made = super().__call__(*args, **kwargs)
         if key is None:
-            values = [getattr(made, name) for name in field_names(cls)]
+            values = field_values(made)
             same = {type(v) for v, a in zip(values, given, strict=False) if v is a}
             kept |= same
             keys |= {of for of in same if not issubclass(of, (tuple, bool, float))}
@@ -96,8 +110,8 @@ class Node(metaclass=_Interning):
         if found is None:
             digest = hashlib.blake2b(digest_size=8)
             digest.update(type(self).__name__.encode())
-            for name in field_names(type(self)):
-                _feed(digest, getattr(self, name))
+            for value in field_values(self):
+                _feed(digest, value)
             found = _hashes[self] = int.from_bytes(digest.digest(), "big")
         return found
 
@@ -107,8 +121,7 @@ class Node(metaclass=_Interning):
             return self._children
         except AttributeError:
             found: list[Node] = []
-            for name in field_names(type(self)):
-                value = getattr(self, name)
+            for value in field_values(self):
                 if isinstance(value, Node):
                     found.append(value)
                 elif isinstance(value, tuple):
@@ -127,7 +140,7 @@ class Node(metaclass=_Interning):
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), tuple(getattr(self, name) for name in field_names(type(self)))
+        return type(self), field_values(self)
 
 
 def _feed(digest: Any, value: object) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from functools import lru_cache
+from functools import cache, lru_cache
 from operator import is_
 from typing import Any, TypeVar, cast
 
 from transconv.ir.expr import Expr, Lane, Var
-from transconv.ir.node import Node, field_names
+from transconv.ir.node import Node, field_values
 from transconv.ir.operations import Reduce, Renamed, Spread
 from transconv.ir.stmt import Alloc, For, FuncCall, Let, Seq, Stmt, Update, seq
 
@@ -61,7 +61,7 @@ class Mutator:
 
     def mutate(self, at: Node) -> Any:
         """The result of the method of the node's class, or of ``generic`` if there is none."""
-        method = getattr(self, f"mutate_{type(at).__name__}", None)
+        method = getattr(self, _mutate_name(type(at)), None)
         return self.generic(at) if method is None else method(at)
 
     def mutate_Tensor(self, at: Node) -> Any:
@@ -87,8 +87,8 @@ class Mutator:
         if not at.children():
             return at
         changed, values = False, []
-        for name in field_names(type(at)):
-            new = old = getattr(at, name)
+        for old in field_values(at):
+            new = old
             if isinstance(old, Node):
                 new = self.mutate(old)
                 if new is None and isinstance(old, Stmt):
@@ -99,6 +99,11 @@ class Mutator:
             changed |= new is not old
             values.append(new)
         return type(at)(*values) if changed else at
+
+
+@cache
+def _mutate_name(kind: type) -> str:
+    return f"mutate_{kind.__name__}"
 
 
 class ExprMutator(Mutator):
@@ -120,6 +125,17 @@ class _Substitute(ExprMutator):
     def __init__(self, values: Mapping[Any, Expr]) -> None:
         super().__init__()
         self.done.update(values)
+        self.variables = frozenset(values) if all(isinstance(v, Var) for v in values) else None
+
+    def mutate(self, at: Node) -> Any:
+        """An expression without the variables stays as it is."""
+        if (
+            self.variables is not None
+            and isinstance(at, Expr)
+            and self.variables.isdisjoint(_free_vars(at))
+        ):
+            return at
+        return super().mutate(at)
 
     def mutate_Alloc(self, at: Alloc) -> Stmt:
         """The lanes of a tile are part of its type and are not replaced."""
@@ -137,40 +153,44 @@ class _Substitute(ExprMutator):
 
 def substitute(root: T, values: Mapping[Any, Expr]) -> T:
     """Replace expressions (usually variables) by others throughout a tree."""
-    if (
-        isinstance(root, Expr)
-        and not any(v in values for v in free_vars(root))
-        and all(isinstance(v, Var) for v in values)
-    ):
-        return root
     return _Substitute(values).mutate(root) if values else root
 
 
 def rewrite(root: T, rule: Callable[[Expr], Expr]) -> T:
     """Apply ``rule`` to every expression of a tree, children first."""
+    return cast(T, _Rewrite(rule).mutate(root))
 
-    class _Rule(ExprMutator):
-        def generic(self, at: N) -> N:
-            made = super().generic(at)
-            return cast(N, rule(made)) if isinstance(made, Expr) else made
 
-    return cast(T, _Rule().mutate(root))
+class _Rewrite(ExprMutator):
+    def __init__(self, rule: Callable[[Expr], Expr]) -> None:
+        super().__init__()
+        self.rule = rule
+
+    def generic(self, at: N) -> N:
+        made = super().generic(at)
+        return cast(N, self.rule(made)) if isinstance(made, Expr) else made
 
 
 def find(root: Node, kind: type[T]) -> list[T]:
     """All nodes of a class, in order, without repeats."""
-    return [n for n in _nodes(root) if isinstance(n, kind)]
+    nodes, within = _nodes(root)
+    own = [found for cls, found in within.items() if issubclass(cls, kind)]
+    return [n for n in nodes if isinstance(n, kind)] if len(own) > 1 else list(*own)
 
 
 @lru_cache(maxsize=64)  # an emitter asks for many classes of one kernel's nodes
-def _nodes(root: Node) -> tuple[Node, ...]:
+def _nodes(root: Node) -> tuple[tuple[Node, ...], dict[type, list[Any]]]:
+    """All nodes in order, each once, and those of each class."""
     seen: dict[Node, None] = {}
     stack = [root]
     while stack:
         if (at := stack.pop()) not in seen:
             seen[at] = None
             stack.extend(reversed(at.children()))
-    return tuple(seen)
+    within: dict[type, list[Any]] = {}
+    for n in seen:
+        within.setdefault(type(n), []).append(n)
+    return tuple(seen), within
 
 
 def free_vars(e: Expr) -> frozenset[Var]:
