@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import cache
 from operator import attrgetter
@@ -30,13 +29,13 @@ def field_names(cls: type) -> tuple[str, ...]:
     return tuple(f.name for f in fields(cls))
 
 
-def field_values(of: Node) -> tuple[Any, ...]:
+def field_values(of: Node) -> Any:
     """The values of a node's fields, in order."""
     return _values(type(of))(of)
 
 
 @cache
-def _values(cls: type) -> Callable[[Any], tuple[Any, ...]]:
+def _values(cls: type) -> Any:
     names = field_names(cls)
     if len(names) > 1:
         return attrgetter(*names)
@@ -65,10 +64,13 @@ class _Interning(type):
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         defaults, kept, keys = _known(cls)
-        given = () if kwargs else args + defaults[len(args) :]
+        given = () if kwargs else args if len(args) == len(defaults) else args + defaults[len(args) :]
         key = None
-        if given and kept.issuperset(map(type, given)):  # it may be there: then none is made
-            key = (cls, *(given if keys.issuperset(map(type, given)) else map(_key, given)))
+        if given and keys.issuperset(map(type, given)):
+            key = (cls, *given)
+        elif given and kept.issuperset(map(type, given)):
+            key = (cls, *map(_key, given))
+        if key is not None:  # it may be there: then none is made
             there = _reference(key)
             if there is not None and (found := there()) is not None:
                 return found
