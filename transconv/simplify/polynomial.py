@@ -247,9 +247,11 @@ def expand(e: Expr, leaf: Callable[[Expr], Polynomial] = atom) -> Polynomial:
             part = leaf(at)
         elif isinstance(at, Mul):
             a, b = at.a, at.b
-            if isinstance(b, Const) or isinstance(a, Const):
-                factor, rest = (b, a) if isinstance(b, Const) else (a, b)
-                stack.append((rest, k * int(factor.value)))
+            if isinstance(b, Const):
+                stack.append((a, k * int(b.value)))
+                continue
+            if isinstance(a, Const):
+                stack.append((b, k * int(a.value)))
                 continue
             part = expand(a, leaf) * expand(b, leaf)
         elif isinstance(at, Neg):
