@@ -51,8 +51,11 @@ def prepare_interpreter() -> None:
 
     It computes sums and products of integers a second time, in 64 bits, for an assertion that it drops
     unless it debugs; half of its time goes there.
+
+    For each launch it looks for the builtin functions of its language, for each operation it makes the
+    table of NumPy's types, and the text of a tuple's type, which few ask for.
     """
-    from triton.language import bfloat16, float32, int1
+    from triton.language import bfloat16, core, float32, int1
     from triton.runtime import interpreter
     from triton.runtime.interpreter import (
         FunctionRewriter,
@@ -109,11 +112,49 @@ def prepare_interpreter() -> None:
     ScanOps.cumsum, ScanOps.cumprod = scan_in_own_type(np.cumsum), scan_in_own_type(np.cumprod)
     if not (builder := interpreter.interpreter_builder).options.debug:
         builder.options = replace(builder.options, sanitize_overflow=False)
+    of_scalar = lru_cache(maxsize=64)(interpreter._get_np_dtype)
+    address = np.dtype(np.uint64)
+    interpreter._get_np_dtype = lambda of: (
+        address if isinstance(of.scalar, core.pointer_type) else of_scalar(of.scalar)
+    )
+    core.tuple_type.__init__ = tuple_type_without_text
+    core.tuple_type.name = property(text_of_tuple_type)
     if knobs.interpret():  # else the next kernel is compiled
         cuda = import_module(INSTRUCTIONS)
         cuda.gdc_wait = cuda.gdc_launch_dependents = lambda: None  # type: ignore[attr-defined]
         language = import_module("triton.language")
         language.map_elementwise = lambda function, *tiles: function(*tiles)  # type: ignore[attr-defined]
+    interpreter._patch_builtin = patch_builtin
+    for package in (core, core.tensor, core.tensor_descriptor_base, *map(import_module, LANGUAGE)):
+        builtins_of(package)  # before a launch replaces them
+
+
+LANGUAGE = ("triton.language", "triton.language.math")
+
+
+@lru_cache(maxsize=16)
+def builtins_of(package: Any) -> tuple[tuple[str, Any], ...]:
+    """The builtin functions of a module or class of Triton's language, by name."""
+    is_builtin = import_module("triton.language.core").is_builtin
+    every = ((name, getattr(package, name, None)) for name in dir(package))
+    return tuple((name, found) for name, found in every if is_builtin(found))
+
+
+def patch_builtin(package: Any, *rest: Any) -> None:
+    """Replaces the builtin functions of a module or class, as Triton's function of this name does."""
+    patch = import_module("triton.runtime.interpreter")._patch_attr
+    for name, found in builtins_of(package):
+        patch(package, name, found, *rest)
+
+
+def tuple_type_without_text(self: Any, types: Any, fields: Any = None) -> None:
+    """Triton's constructor of the type of a tuple, without ``name``."""
+    self.types, self.fields = types, fields or [""] * len(types)
+
+
+def text_of_tuple_type(self: Any) -> str:
+    """The ``name`` of the type of a tuple."""
+    return f"[{','.join(f'{name}:{of}' for name, of in zip(self.fields, self.types, strict=False))}]"
 
 
 @contextmanager
