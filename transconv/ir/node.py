@@ -37,9 +37,7 @@ def field_values(of: Node) -> Any:
 @cache
 def _values(cls: type) -> Any:
     names = field_names(cls)
-    if len(names) > 1:
-        return attrgetter(*names)
-    return lambda of: tuple(getattr(of, name) for name in names)
+    return attrgetter(*names) if len(names) > 1 else lambda of: tuple(getattr(of, n) for n in names)
 
 
 @cache

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from functools import cache, lru_cache
+from functools import lru_cache
 from operator import is_
 from typing import Any, TypeVar, cast
 
@@ -61,7 +61,7 @@ class Mutator:
 
     def mutate(self, at: Node) -> Any:
         """The result of the method of the node's class, or of ``generic`` if there is none."""
-        method = getattr(self, _mutate_name(type(at)), None)
+        method = getattr(self, f"mutate_{type(at).__name__}", None)
         return self.generic(at) if method is None else method(at)
 
     def mutate_Tensor(self, at: Node) -> Any:
@@ -101,11 +101,6 @@ class Mutator:
         return type(at)(*values) if changed else at
 
 
-@cache
-def _mutate_name(kind: type) -> str:
-    return f"mutate_{kind.__name__}"
-
-
 class ExprMutator(Mutator):
     """A mutator that caches the result of each expression, so that shared parts are rewritten once."""
 
@@ -132,7 +127,7 @@ class _Substitute(ExprMutator):
         if (
             self.variables is not None
             and isinstance(at, Expr)
-            and self.variables.isdisjoint(_free_vars(at))
+            and self.variables.isdisjoint(free_vars(at))
         ):
             return at
         return super().mutate(at)
@@ -193,16 +188,12 @@ def _nodes(root: Node) -> tuple[tuple[Node, ...], dict[type, list[Any]]]:
     return tuple(seen), within
 
 
-def free_vars(e: Expr) -> frozenset[Var]:
+def free_vars(e: Node) -> frozenset[Var]:
     """The variables that an expression mentions."""
-    return _free_vars(e)
-
-
-def _free_vars(e: Node) -> frozenset[Var]:
     try:
         return e._free_vars
     except AttributeError:
-        found = frozenset((e,)) if isinstance(e, Var) else _NONE.union(*map(_free_vars, e.children()))
+        found = frozenset((e,)) if isinstance(e, Var) else _NONE.union(*map(free_vars, e.children()))
         object.__setattr__(e, "_free_vars", found)
         return found
 
