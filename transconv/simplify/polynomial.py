@@ -240,30 +240,26 @@ def expand(e: Expr, leaf: Callable[[Expr], Polynomial] = atom) -> Polynomial:
     stack = [(e, 1)]
     while stack:
         at, k = stack.pop()
-        if isinstance(at, Const) and at.type.kind != "float":
-            const += k * int(at.value)
-            continue
-        if not is_polynomial(at):
-            part = leaf(at)
-        elif isinstance(at, Mul):
-            a, b = at.a, at.b
-            if isinstance(b, Const):
-                stack.append((a, k * int(b.value)))
-                continue
-            if isinstance(a, Const):
-                stack.append((b, k * int(a.value)))
-                continue
-            part = expand(a, leaf) * expand(b, leaf)
-        elif isinstance(at, Neg):
-            stack.append((at.x, -k))
-            continue
-        else:
-            assert isinstance(at, (Add, Sub))
-            stack += [(at.b, k if isinstance(at, Add) else -k), (at.a, k)]
-            continue
-        const += k * part.const
-        for mono, c in part.terms:
-            total[mono] = total.get(mono, 0) + k * c
+        part: Polynomial | None = None
+        match at:
+            case Const(value) if at.dtype.kind != "float":
+                const += k * int(value)
+            case _ if not is_polynomial(at):
+                part = leaf(at)
+            case Add(a, b):
+                stack += [(b, k), (a, k)]
+            case Sub(a, b):
+                stack += [(b, -k), (a, k)]
+            case Neg(x):
+                stack.append((x, -k))
+            case Mul(a, Const(value)) | Mul(Const(value), a):
+                stack.append((a, k * int(value)))
+            case Mul(a, b):
+                part = expand(a, leaf) * expand(b, leaf)
+        if part is not None:
+            const += k * part.const
+            for mono, c in part.terms:
+                total[mono] = total.get(mono, 0) + k * c
     return _collected(total, const)
 
 
