@@ -55,7 +55,7 @@ def prepare_interpreter() -> None:
     For each launch it looks for the builtin functions of its language, for each operation it makes the
     table of NumPy's types, and the text of a tuple's type, which few ask for.
     """
-    from triton.language import bfloat16, core, float32, int1
+    from triton.language import bfloat16, core, float32, int1, math
     from triton.runtime import interpreter
     from triton.runtime.interpreter import (
         FunctionRewriter,
@@ -117,19 +117,18 @@ def prepare_interpreter() -> None:
     interpreter._get_np_dtype = lambda of: (
         address if isinstance(of.scalar, core.pointer_type) else of_scalar(of.scalar)
     )
-    core.tuple_type.__init__ = tuple_type_without_text
-    core.tuple_type.name = property(text_of_tuple_type)
+    core.tuple_type.__init__ = tuple_type_without_name
+    core.tuple_type.name = property(
+        lambda self: f"[{','.join(f'{k}:{v}' for k, v in zip(self.fields, self.types, strict=False))}]"
+    )
+    language = import_module("triton.language")
     if knobs.interpret():  # else the next kernel is compiled
         cuda = import_module(INSTRUCTIONS)
         cuda.gdc_wait = cuda.gdc_launch_dependents = lambda: None  # type: ignore[attr-defined]
-        language = import_module("triton.language")
         language.map_elementwise = lambda function, *tiles: function(*tiles)  # type: ignore[attr-defined]
     interpreter._patch_builtin = patch_builtin
-    for package in (core, core.tensor, core.tensor_descriptor_base, *map(import_module, LANGUAGE)):
+    for package in (language, math, core, core.tensor):
         builtins_of(package)  # before a launch replaces them
-
-
-LANGUAGE = ("triton.language", "triton.language.math")
 
 
 @lru_cache(maxsize=16)
@@ -147,14 +146,9 @@ def patch_builtin(package: Any, *rest: Any) -> None:
         patch(package, name, found, *rest)
 
 
-def tuple_type_without_text(self: Any, types: Any, fields: Any = None) -> None:
-    """Triton's constructor of the type of a tuple, without ``name``."""
+def tuple_type_without_name(self: Any, types: Any, fields: Any = None) -> None:
+    """Triton's constructor of the type of a tuple, without its name."""
     self.types, self.fields = types, fields or [""] * len(types)
-
-
-def text_of_tuple_type(self: Any) -> str:
-    """The ``name`` of the type of a tuple."""
-    return f"[{','.join(f'{name}:{of}' for name, of in zip(self.fields, self.types, strict=False))}]"
 
 
 @contextmanager
