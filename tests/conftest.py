@@ -132,8 +132,7 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """A worker tells how much of a processor it and its child processes took. No garbage is collected any
-    more: pytest would look at all that the tests have left, several times."""
+    """A worker tells what its processes took. No garbage is looked for in what tests have left."""
     if output := getattr(session.config, "workeroutput", None):
         output["processor"] = _processor(resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
     gc.freeze()

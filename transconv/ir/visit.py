@@ -120,17 +120,12 @@ class _Substitute(ExprMutator):
     def __init__(self, values: Mapping[Any, Expr]) -> None:
         super().__init__()
         self.done.update(values)
-        self.variables = frozenset(values) if all(isinstance(v, Var) for v in values) else None
+        self.lacks = frozenset(values).isdisjoint if all(isinstance(v, Var) for v in values) else None
 
     def mutate(self, at: Node) -> Any:
         """An expression without the variables stays as it is."""
-        if (
-            self.variables is not None
-            and isinstance(at, Expr)
-            and self.variables.isdisjoint(free_vars(at))
-        ):
-            return at
-        return super().mutate(at)
+        stays = self.lacks and isinstance(at, Expr) and self.lacks(free_vars(at))
+        return at if stays else super().mutate(at)
 
     def mutate_Alloc(self, at: Alloc) -> Stmt:
         """The lanes of a tile are part of its type and are not replaced."""

@@ -128,9 +128,7 @@ class Polynomial:
                 total[mono] = c
             else:
                 del total[mono]
-        atoms = self.atoms
-        if other.atoms != atoms:
-            atoms = tuple(dict.fromkeys(atoms + other.atoms))
+        atoms = tuple(dict.fromkeys(self.atoms + other.atoms))
         return Polynomial(atoms, None, tuple(total.items()), self.const + k * other.const)
 
     def __neg__(self) -> Polynomial:

@@ -52,10 +52,10 @@ def prepare_interpreter() -> None:
     It computes sums and products of integers a second time, in 64 bits, for an assertion that it drops
     unless it debugs; half of its time goes there.
 
-    For each launch it looks for the builtin functions of its language, for each operation it makes the
-    table of NumPy's types, and the text of a tuple's type, which few ask for.
+    It lists its language's builtin functions for each launch, and for each operation NumPy's types and the
+    texts of types.
     """
-    from triton.language import bfloat16, core, float32, int1, math
+    from triton.language import bfloat16, core, float32, int1, math, uint64
     from triton.runtime import interpreter
     from triton.runtime.interpreter import (
         FunctionRewriter,
@@ -113,10 +113,7 @@ def prepare_interpreter() -> None:
     if not (builder := interpreter.interpreter_builder).options.debug:
         builder.options = replace(builder.options, sanitize_overflow=False)
     of_scalar = lru_cache(maxsize=64)(interpreter._get_np_dtype)
-    address = np.dtype(np.uint64)
-    interpreter._get_np_dtype = lambda of: (
-        address if isinstance(of.scalar, core.pointer_type) else of_scalar(of.scalar)
-    )
+    interpreter._get_np_dtype = lambda of: of_scalar(uint64 if of.scalar.is_ptr() else of.scalar)
     core.tuple_type.__init__ = tuple_type_without_name
     core.tuple_type.name = property(
         lambda self: f"[{','.join(f'{k}:{v}' for k, v in zip(self.fields, self.types, strict=False))}]"
