@@ -267,3 +267,4 @@ def forget_simplified() -> None:
     """What was simplified for all of this process, which other rules may simplify otherwise."""
     NO_FACTS.forget_if_large(-1)
     _required.cache_clear()
+    _polynomial.cache_clear()

@@ -137,10 +137,8 @@ class Polynomial:
     def __mul__(self, other: Polynomial | int) -> Polynomial:
         """The product, expanded and collected; that of two sums has its terms in SymPy's order."""
         if isinstance(other, int):
-            if other == 1:
-                return self
             terms = tuple((mono, c * other) for mono, c in self.terms) if other else ()
-            return Polynomial(self.atoms, None, terms, self.const * other)
+            return self if other == 1 else Polynomial(self.atoms, None, terms, self.const * other)
         if not self.terms or not other.terms:
             return other * self.const if not self.terms else self * other.const
         p, q, atoms = self._tidy()._both(other._tidy())

@@ -368,9 +368,8 @@ FAR = 97  # the length of a range without an end
 
 
 def truths_at_points(condition: ir.Expr, facts: Facts, given: Iterable[ir.Expr] = ()) -> set[bool]:
-    """The truths of a condition at points where the facts and ``given`` hold, the same points in every
-    process; no more are looked at once there are two. Empty if it has other operations, or no point is
-    found."""
+    """The truths of a condition at points where the facts and ``given`` hold, the same in every process;
+    it ends once there are two. Empty if the condition has other operations, or no point is found."""
     own = variables(condition)
     given = [c for c in (*facts.true, *given) if variables(c) & own]
     everything = dict.fromkeys(
