@@ -89,11 +89,14 @@ def test_arithmetic_is_that_of_sympys_expressions(p: Terms, a: int, q: Terms, b:
         assert sympy.expand(said(made) - meant) == 0
         assert all(c for _, c in made.terms)
         assert len({m for m, _ in made.terms}) == len(made.terms)
+    p, q, atoms = left._both(right)
+    assert (left + right).terms == Polynomial(atoms, p + q).terms  # in the order of SymPy's sum
+    assert (left - right).terms == Polynomial(atoms, p - q).terms
     assert {*(right * left).terms} == {*(left * right).terms}
 
 
 def test_the_ring_is_sympys(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A sum is an element of a ring of SymPy's: where that adds wrongly, sums are wrong."""
+    """A product is formed in a ring of SymPy's: where that multiplies wrongly, products are wrong."""
     assert isinstance(expand(x + y).element, PolyElement)
-    monkeypatch.setattr(PolyElement, "__add__", lambda self, other: self)
-    assert (expand(x) + expand(y)) == expand(x)
+    monkeypatch.setattr(PolyElement, "__mul__", lambda self, other: self)
+    assert (expand(x + 1) * expand(y + 1)) == expand(x + 1)

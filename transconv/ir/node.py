@@ -29,6 +29,17 @@ def field_names(cls: type) -> tuple[str, ...]:
     return tuple(f.name for f in fields(cls))
 
 
+def field_values(of: Node) -> Any:
+    """The values of a node's fields, in order."""
+    return _values(type(of))(of)
+
+
+@cache
+def _values(cls: type) -> Any:
+    names = field_names(cls)
+    return attrgetter(*names) if len(names) > 1 else lambda of: tuple(getattr(of, n) for n in names)
+
+
 @cache
 def _known(cls: type) -> tuple[tuple[object, ...], set[type], set[type]]:
     """Of a class the defaults of its fields, in order, with ``MISSING`` for those without; the types of
@@ -51,16 +62,19 @@ class _Interning(type):
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         defaults, kept, keys = _known(cls)
-        given = () if kwargs else args + defaults[len(args) :]
+        given = () if kwargs else args if len(args) == len(defaults) else args + defaults[len(args) :]
         key = None
-        if given and kept.issuperset(map(type, given)):  # it may be there: then none is made
-            key = (cls, *(given if keys.issuperset(map(type, given)) else map(_key, given)))
+        if given and keys.issuperset(map(type, given)):
+            key = (cls, *given)
+        elif given and kept.issuperset(map(type, given)):
+            key = (cls, *map(_key, given))
+        if key is not None:  # it may be there: then none is made
             there = _reference(key)
             if there is not None and (found := there()) is not None:
                 return found
         made = super().__call__(*args, **kwargs)
         if key is None:
-            values = [getattr(made, name) for name in field_names(cls)]
+            values = field_values(made)
             same = {type(v) for v, a in zip(values, given, strict=False) if v is a}
             kept |= same
             keys |= {of for of in same if not issubclass(of, (tuple, bool, float))}
@@ -96,8 +110,8 @@ class Node(metaclass=_Interning):
         if found is None:
             digest = hashlib.blake2b(digest_size=8)
             digest.update(type(self).__name__.encode())
-            for name in field_names(type(self)):
-                _feed(digest, getattr(self, name))
+            for value in field_values(self):
+                _feed(digest, value)
             found = _hashes[self] = int.from_bytes(digest.digest(), "big")
         return found
 
@@ -107,8 +121,7 @@ class Node(metaclass=_Interning):
             return self._children
         except AttributeError:
             found: list[Node] = []
-            for name in field_names(type(self)):
-                value = getattr(self, name)
+            for value in field_values(self):
                 if isinstance(value, Node):
                     found.append(value)
                 elif isinstance(value, tuple):
@@ -127,7 +140,7 @@ class Node(metaclass=_Interning):
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), tuple(getattr(self, name) for name in field_names(type(self)))
+        return type(self), field_values(self)
 
 
 def _feed(digest: Any, value: object) -> None:

@@ -8,7 +8,7 @@ from operator import is_
 from typing import Any, TypeVar, cast
 
 from transconv.ir.expr import Expr, Lane, Var
-from transconv.ir.node import Node, field_names
+from transconv.ir.node import Node, field_values
 from transconv.ir.operations import Reduce, Renamed, Spread
 from transconv.ir.stmt import Alloc, For, FuncCall, Let, Seq, Stmt, Update, seq
 
@@ -87,8 +87,8 @@ class Mutator:
         if not at.children():
             return at
         changed, values = False, []
-        for name in field_names(type(at)):
-            new = old = getattr(at, name)
+        for old in field_values(at):
+            new = old
             if isinstance(old, Node):
                 new = self.mutate(old)
                 if new is None and isinstance(old, Stmt):
@@ -120,6 +120,12 @@ class _Substitute(ExprMutator):
     def __init__(self, values: Mapping[Any, Expr]) -> None:
         super().__init__()
         self.done.update(values)
+        self.lacks = frozenset(values).isdisjoint if all(isinstance(v, Var) for v in values) else None
+
+    def mutate(self, at: Node) -> Any:
+        """An expression without the variables stays as it is."""
+        stays = self.lacks and isinstance(at, Expr) and self.lacks(free_vars(at))
+        return at if stays else super().mutate(at)
 
     def mutate_Alloc(self, at: Alloc) -> Stmt:
         """The lanes of a tile are part of its type and are not replaced."""
@@ -137,52 +143,52 @@ class _Substitute(ExprMutator):
 
 def substitute(root: T, values: Mapping[Any, Expr]) -> T:
     """Replace expressions (usually variables) by others throughout a tree."""
-    if (
-        isinstance(root, Expr)
-        and not any(v in values for v in free_vars(root))
-        and all(isinstance(v, Var) for v in values)
-    ):
-        return root
     return _Substitute(values).mutate(root) if values else root
 
 
 def rewrite(root: T, rule: Callable[[Expr], Expr]) -> T:
     """Apply ``rule`` to every expression of a tree, children first."""
+    return cast(T, _Rewrite(rule).mutate(root))
 
-    class _Rule(ExprMutator):
-        def generic(self, at: N) -> N:
-            made = super().generic(at)
-            return cast(N, rule(made)) if isinstance(made, Expr) else made
 
-    return cast(T, _Rule().mutate(root))
+class _Rewrite(ExprMutator):
+    def __init__(self, rule: Callable[[Expr], Expr]) -> None:
+        super().__init__()
+        self.rule = rule
+
+    def generic(self, at: N) -> N:
+        made = super().generic(at)
+        return cast(N, self.rule(made)) if isinstance(made, Expr) else made
 
 
 def find(root: Node, kind: type[T]) -> list[T]:
     """All nodes of a class, in order, without repeats."""
-    return [n for n in _nodes(root) if isinstance(n, kind)]
+    nodes, within = _nodes(root)
+    own = [found for cls, found in within.items() if issubclass(cls, kind)]
+    return [n for n in nodes if isinstance(n, kind)] if len(own) > 1 else list(*own)
 
 
 @lru_cache(maxsize=64)  # an emitter asks for many classes of one kernel's nodes
-def _nodes(root: Node) -> tuple[Node, ...]:
+def _nodes(root: Node) -> tuple[tuple[Node, ...], dict[type, list[Any]]]:
+    """All nodes in order, each once, and those of each class."""
     seen: dict[Node, None] = {}
     stack = [root]
     while stack:
         if (at := stack.pop()) not in seen:
             seen[at] = None
             stack.extend(reversed(at.children()))
-    return tuple(seen)
+    within: dict[type, list[Any]] = {}
+    for n in seen:
+        within.setdefault(type(n), []).append(n)
+    return tuple(seen), within
 
 
-def free_vars(e: Expr) -> frozenset[Var]:
+def free_vars(e: Node) -> frozenset[Var]:
     """The variables that an expression mentions."""
-    return _free_vars(e)
-
-
-def _free_vars(e: Node) -> frozenset[Var]:
     try:
         return e._free_vars
     except AttributeError:
-        found = frozenset((e,)) if isinstance(e, Var) else _NONE.union(*map(_free_vars, e.children()))
+        found = frozenset((e,)) if isinstance(e, Var) else _NONE.union(*map(free_vars, e.children()))
         object.__setattr__(e, "_free_vars", found)
         return found
 

@@ -8,7 +8,7 @@ from transconv.simplify.facts import Facts, facts_of
 from transconv.simplify.fixpoint import one_value, prove, reason, simplify, witnessed
 from transconv.simplify.linear_bounds import greatest, linear_range
 from transconv.simplify.points import range_at_points
-from transconv.simplify.presburger import Verdict, decide
+from transconv.simplify.presburger import Verdict, decide, truths_at_points
 from transconv.simplify.ranges import Range, multiple_of, range_of
 from transconv.simplify.translation import from_sympy, to_sympy
 
@@ -29,5 +29,6 @@ __all__ = [
     "reason",
     "simplify",
     "to_sympy",
+    "truths_at_points",
     "witnessed",
 ]

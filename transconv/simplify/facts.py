@@ -26,7 +26,6 @@ class Facts:
     __slots__ = (
         "_false",
         "_multiples",
-        "_polys",
         "_ranges",
         "_true",
         "_unlimited",
@@ -111,11 +110,7 @@ class Facts:
 
     def poly(self, e: Expr) -> Polynomial:
         """The polynomial of an expression over its atoms, which are not simplified."""
-        found = self._polys.get(e)
-        if found is None:
-            sum_like = isinstance(e, Const) or is_polynomial(e)
-            found = self._polys[e] = expand(e) if sum_like else atom(e)
-        return found
+        return _polynomial(e)
 
     @property
     def unlimited(self) -> Facts:
@@ -150,7 +145,6 @@ class Facts:
         self.known_multiples: dict[Expr, int] = {}
         self.simple: dict[Expr, Expr] = {}
         self.verdicts: dict[Expr, Verdict | None] = {}
-        self._polys: dict[Expr, Polynomial] = {}
         self._unlimited = self._without_residues = None
 
     def _copy(self) -> Facts:
@@ -239,6 +233,12 @@ class Facts:
         return f"Facts({ranges}; {', '.join(map(str, self._true))}; {self._multiples})"
 
 
+@functools.lru_cache(maxsize=1 << 15)
+def _polynomial(e: Expr) -> Polynomial:
+    """``Facts.poly``, the same whatever is known."""
+    return expand(e) if isinstance(e, Const) or is_polynomial(e) else atom(e)
+
+
 def both_integers(a: Expr, b: Expr) -> bool:
     """Whether two expressions are of integers."""
     return a.dtype.is_integer and b.dtype.is_integer
@@ -267,3 +267,4 @@ def forget_simplified() -> None:
     """What was simplified for all of this process, which other rules may simplify otherwise."""
     NO_FACTS.forget_if_large(-1)
     _required.cache_clear()
+    _polynomial.cache_clear()

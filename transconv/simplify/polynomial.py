@@ -8,6 +8,7 @@ its kernels on the disk makes none.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
@@ -36,8 +37,8 @@ def ring_of(atoms: int) -> PolyRing:
 class Polynomial:
     """``element`` of SymPy's ring whose generators stand for ``atoms``.
 
-    SymPy keeps the terms in the order in which they were added, so that a sum is written as it was read.
-    Sums of polynomials over other atoms are formed in the ring of all of them.
+    Terms keep the order in which they were added, as SymPy's do, so that a sum is written as it was read.
+    Sums are formed of the terms; products, quotients and factors in the ring of the atoms of both.
     """
 
     __slots__ = ("_const", "_element", "_terms", "atoms")
@@ -105,31 +106,39 @@ class Polynomial:
     @property
     def whole(self) -> Polynomial:
         """The polynomial without its constant."""
-        return self - self.const if self.const else self
+        return Polynomial(self.atoms, None, self.terms) if self.const else self
 
     @property
     def is_zero(self) -> bool:
-        return not self.element
+        return not self.terms and not self.const
 
     def __add__(self, other: Polynomial | int) -> Polynomial:
         if isinstance(other, int):
-            return Polynomial(self.atoms, self.element + other) if other else self
-        p, q, atoms = self._both(other)
-        return Polynomial(atoms, p + q)
+            return Polynomial(self.atoms, None, self.terms, self.const + other) if other else self
+        return self._plus(other, 1)
 
     def __sub__(self, other: Polynomial | int) -> Polynomial:
-        if isinstance(other, int):
-            return self + -other
-        p, q, atoms = self._both(other)
-        return Polynomial(atoms, p - q)
+        return self + -other if isinstance(other, int) else self._plus(other, -1)
+
+    def _plus(self, other: Polynomial, k: int) -> Polynomial:
+        """``self + other*k`` for k of 1 or -1, over the atoms of ``self`` and then those of ``other``."""
+        total = dict(self.terms)
+        for mono, c in other.terms:
+            if c := total.get(mono, 0) + k * c:
+                total[mono] = c
+            else:
+                del total[mono]
+        atoms = tuple(dict.fromkeys(self.atoms + other.atoms))
+        return Polynomial(atoms, None, tuple(total.items()), self.const + k * other.const)
 
     def __neg__(self) -> Polynomial:
-        return Polynomial(self.atoms, -self.element)
+        return self * -1
 
     def __mul__(self, other: Polynomial | int) -> Polynomial:
         """The product, expanded and collected; that of two sums has its terms in SymPy's order."""
         if isinstance(other, int):
-            return self if other == 1 else Polynomial(self.atoms, self.element.mul_ground(other))
+            terms = tuple((mono, c * other) for mono, c in self.terms) if other else ()
+            return self if other == 1 else Polynomial(self.atoms, None, terms, self.const * other)
         if not self.terms or not other.terms:
             return other * self.const if not self.terms else self * other.const
         p, q, atoms = self._tidy()._both(other._tidy())
@@ -140,8 +149,7 @@ class Polynomial:
         """Whether the difference is 0."""
         if not isinstance(other, Polynomial):
             return NotImplemented
-        p, q, _ = self._both(other)
-        return bool(p == q)
+        return self.const == other.const and dict(self.terms) == dict(other.terms)
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -175,7 +183,7 @@ class Polynomial:
     @property
     def content(self) -> int:
         """The greatest common divisor of the coefficients, without the constant; 0 if there are none."""
-        return int(self.whole.element.content())
+        return math.gcd(*(c for _, c in self.terms))
 
     @property
     def single(self) -> tuple[Expr, int] | None:
@@ -281,6 +289,7 @@ def _signed_term(mono: Mono, c: int, kind: DType) -> Expr:
     return Neg(product) if c == -1 else Mul(product, Const(c, kind))
 
 
+@functools.lru_cache(maxsize=1 << 14)
 def _name(e: Expr) -> tuple[str, str]:
     """A sort key that orders the factors of a product in the same way in every process."""
     return str(e), e.dtype.name

@@ -21,7 +21,7 @@ Values of a condition at points that the facts allow: two truths show that no pr
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
@@ -367,17 +367,19 @@ MOST = 24  # points
 FAR = 97  # the length of a range without an end
 
 
-def truths_at_points(condition: ir.Expr, facts: Facts) -> set[bool]:
-    """The truths of a condition at points where the facts hold, the same points in every process; no more
-    are looked at once there are two. Empty if it has other operations, or no point is found."""
+def truths_at_points(condition: ir.Expr, facts: Facts, given: Iterable[ir.Expr] = ()) -> set[bool]:
+    """The truths of a condition at points where the facts and ``given`` hold, the same in every process;
+    it ends once there are two. Empty if the condition has other operations, or no point is found."""
     own = variables(condition)
-    given = [c for c in facts.true if variables(c) & own]
+    given = [c for c in (*facts.true, *given) if variables(c) & own]
     everything = dict.fromkeys(
         v for e in (condition, *given) for v in ir.walk(e) if isinstance(v, (ir.Var, ir.Lane))
     )
     seen: set[bool] = set()
     try:
         for at in _points(list(everything), facts):
+            if seen and bool(at_point(condition, at)) in seen:
+                continue
             if all(at_point(c, at) for c in given):
                 seen.add(bool(at_point(condition, at)))
                 if len(seen) == 2:
@@ -391,10 +393,12 @@ def at_point(e: ir.Expr, at: Mapping[ir.Expr, int]) -> int:
     """The value where variables and lanes have the values ``at``, for integers without bounds. Raises
     TypeError for a node that has none."""
     match e:
-        case ir.Const(value) if e.dtype.kind != "float":
-            return int(value)
         case ir.Var() | ir.Lane():
             return at[e]
+        case ir.Binary() if type(e) in ir.MEANING and e.a.dtype.kind != "int" != e.b.dtype.kind:
+            return ir.MEANING[type(e)](at_point(e.a, at), at_point(e.b, at))
+        case ir.Const(value) if e.dtype.kind != "float":
+            return int(value)
         case ir.Neg(x):
             return -at_point(x, at)
         case ir.Not(x) if e.dtype.kind == "bool":
@@ -403,8 +407,6 @@ def at_point(e: ir.Expr, at: Mapping[ir.Expr, int]) -> int:
             return at_point(yes if at_point(cond, at) else no, at)
         case ir.Cast(x) if e.dtype.kind == "index":
             return at_point(x, at)
-        case ir.Binary() if type(e) in ir.MEANING and e.a.dtype.kind != "int" != e.b.dtype.kind:
-            return ir.MEANING[type(e)](at_point(e.a, at), at_point(e.b, at))
     raise TypeError(f"{type(e).__name__} has no value here")
 
 

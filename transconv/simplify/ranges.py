@@ -115,6 +115,8 @@ def _of_tree(e: ir.Expr, facts: Facts) -> Range:
             return Range(int(value), int(value))
         case ir.Lane(_, extent):
             return Range(0, extent - 1)
+        case ir.Var():
+            return BIT if e.dtype.kind == "bool" else narrow
         case _ if e.dtype.kind == "bool":
             return BIT
         case ir.Add(a, b):

@@ -51,8 +51,11 @@ def prepare_interpreter() -> None:
 
     It computes sums and products of integers a second time, in 64 bits, for an assertion that it drops
     unless it debugs; half of its time goes there.
+
+    It lists its language's builtin functions for each launch, and for each operation NumPy's types and the
+    texts of types.
     """
-    from triton.language import bfloat16, float32, int1
+    from triton.language import bfloat16, core, float32, int1, math, uint64
     from triton.runtime import interpreter
     from triton.runtime.interpreter import (
         FunctionRewriter,
@@ -109,11 +112,40 @@ def prepare_interpreter() -> None:
     ScanOps.cumsum, ScanOps.cumprod = scan_in_own_type(np.cumsum), scan_in_own_type(np.cumprod)
     if not (builder := interpreter.interpreter_builder).options.debug:
         builder.options = replace(builder.options, sanitize_overflow=False)
+    of_scalar = lru_cache(maxsize=64)(interpreter._get_np_dtype)
+    interpreter._get_np_dtype = lambda of: of_scalar(uint64 if of.scalar.is_ptr() else of.scalar)
+    core.tuple_type.__init__ = tuple_type_without_name
+    core.tuple_type.name = property(
+        lambda self: f"[{','.join(f'{k}:{v}' for k, v in zip(self.fields, self.types, strict=False))}]"
+    )
+    language = import_module("triton.language")
     if knobs.interpret():  # else the next kernel is compiled
         cuda = import_module(INSTRUCTIONS)
         cuda.gdc_wait = cuda.gdc_launch_dependents = lambda: None  # type: ignore[attr-defined]
-        language = import_module("triton.language")
         language.map_elementwise = lambda function, *tiles: function(*tiles)  # type: ignore[attr-defined]
+    interpreter._patch_builtin = patch_builtin
+    for package in (language, math, core, core.tensor):
+        builtins_of(package)  # before a launch replaces them
+
+
+@lru_cache(maxsize=16)
+def builtins_of(package: Any) -> tuple[tuple[str, Any], ...]:
+    """The builtin functions of a module or class of Triton's language, by name."""
+    is_builtin = import_module("triton.language.core").is_builtin
+    every = ((name, getattr(package, name, None)) for name in dir(package))
+    return tuple((name, found) for name, found in every if is_builtin(found))
+
+
+def patch_builtin(package: Any, *rest: Any) -> None:
+    """Replaces the builtin functions of a module or class, as Triton's function of this name does."""
+    patch = import_module("triton.runtime.interpreter")._patch_attr
+    for name, found in builtins_of(package):
+        patch(package, name, found, *rest)
+
+
+def tuple_type_without_name(self: Any, types: Any, fields: Any = None) -> None:
+    """Triton's constructor of the type of a tuple, without its name."""
+    self.types, self.fields = types, fields or [""] * len(types)
 
 
 @contextmanager

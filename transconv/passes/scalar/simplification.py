@@ -31,7 +31,7 @@ from typing import TypeVar
 
 from transconv import ir
 from transconv.passes.scope import NOT_AFFINE, ScopedMutator, divides
-from transconv.simplify import Verdict, decide, one_value, reason, simplify
+from transconv.simplify import Verdict, decide, one_value, reason, simplify, truths_at_points
 
 
 def _follows_in_memory(lane: ir.Lane, address: ir.Expr) -> bool:
@@ -135,7 +135,10 @@ class _Simplify(ScopedMutator):
         kept = list(wholes)
         for part in reversed(list(wholes)):
             others = [other for other in kept if other is not part]
-            facts = self.facts.knowing([wholes[other] for other in others])
+            given = [wholes[other] for other in others]
+            if len(truths_at_points(wholes[part], self.facts, given)) == 2:
+                continue  # nothing can be proved
+            facts = self.facts.knowing(given)
             verdict = decide(simplify(wholes[part], facts), facts)
             if verdict is None:
                 continue

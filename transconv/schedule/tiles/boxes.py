@@ -108,7 +108,9 @@ def _box_of(view: ir.View, schedule: Schedule, compute: Compute, stored: bool) -
     dims: list[Dim] = []
     apart = _strides(view.tensor)
     for b in layout.blocks:
-        found = _dim(view, b, apart.get(b.dim), schedule, compute, facts, stored)
+        own = {v.name for v in ir.free_vars(view.dims[b.dim].coord)}
+        blocks = tuple(s for s in schedule.blocks if own.intersection(s.axes))
+        found = _dim(view, b, apart.get(b.dim), blocks, schedule.via, compute, stored)
         if isinstance(found, str):
             return f"{view.tensor.name}: {found}"
         dims += found
@@ -143,18 +145,21 @@ def _seen(seen: ir.ViewDim, size: ir.Expr, compute: Compute) -> tuple[ir.Expr, i
     return coord, None
 
 
+@lru_cache(maxsize=4096)  # blocks of other dimensions differ more often
 def _dim(
     view: ir.View,
     b: ir.LayoutBlock,
     apart: ir.Expr | None,
-    schedule: Schedule,
+    blocks: tuple[Block, ...],
+    via: str,
     compute: Compute,
-    facts: Facts,
     stored: bool,
 ) -> list[Dim] | str:
     """The dimension of a block of the layout (two if it is seen as planes), or why it is not legal.
-    ``apart``: its stride, if that is no number. The engine takes every so many-th position only where
-    sizes are arguments: what makes such descriptors is the launcher of such kernels."""
+    ``apart``: its stride, if that is no number; ``blocks``: those of the tile that move along it. The
+    engine takes every so many-th position only where sizes are arguments: what makes such descriptors is
+    the launcher of such kernels."""
+    facts, schedule = axis_facts(compute), Schedule(blocks, via=via)
     name, of = view.tensor.dims[b.dim], view.tensor
     bound = simplify(of.extents[b.dim], facts) if of.extents and ir.free_vars(of.extents[b.dim]) else None
     coord, beyond = _seen(view.dims[b.dim], ir.Const(b.size) if bound is None else bound, compute)
