@@ -261,7 +261,7 @@ def test_the_name_and_the_options() -> None:
     assert lookup_backend("transconv") is backend
     with pytest.raises(ValueError, match="expected"):
         backend(torch.fx.symbolic_trace(lambda x: x.sin()), [torch.ones(2)], options={"rest": "nobody"})
-    with pytest.raises(TypeError, match="torch.compile returned"):
+    with pytest.raises(TypeError, match="torch.compile or transconv.optimize returned"):
         report(3)
 
 
