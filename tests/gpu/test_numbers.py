@@ -195,11 +195,14 @@ def test_memory_stays_flat() -> None:
             torch.autograd.grad(transconv.conv2d(x, w).sum(), (x, w))
 
     turn()
-    gc.collect()  # what other tests left
-    before = torch.cuda.memory_allocated()
-    for _ in range(1000):
-        turn()
-    assert torch.cuda.memory_allocated() <= before
+    grown = []
+    for _ in range(3):  # what a thread or a further kernel keeps comes once
+        gc.collect()  # what other tests left
+        before = torch.cuda.memory_allocated()
+        for _ in range(500):
+            turn()
+        grown.append(torch.cuda.memory_allocated() - before)
+    assert min(grown) <= 0, grown
 
 
 @on_gpu
