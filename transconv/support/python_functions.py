@@ -87,3 +87,4 @@ class SoonTurns:
 
 
 soon_turns = SoonTurns()
+"""Of all threads that the package begins beside a program."""
