@@ -513,16 +513,18 @@ def test_urgent_jobs_are_taken_first(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def done(answer: dict[str, Any]) -> None:
         taken.append(answer["n"])
-        if len(taken) == 5:
+        if len(taken) == 7:
             over.set()
 
     pool.submit({"n": 0}, done)
     while not pool.jobs.empty():  # until the process has begun it
         time.sleep(0.01)
+    pool.submit({"n": 6, "later": 2}, done)
+    pool.submit({"n": 5, "later": 1}, done)
     for n in range(1, 5):
         pool.submit({"n": n} | ({"urgent": True} if n > 2 else {}), done)
     free.set()
-    assert over.wait(10.0) and taken == [0, 3, 4, 1, 2]
+    assert over.wait(10.0) and taken == [0, 3, 4, 1, 2, 5, 6]
     pool.close()
 
 

@@ -16,7 +16,7 @@ from transconv.conv import compiler as directions
 from transconv.conv.relation import any_size, every, spelled
 from transconv.cost import estimate
 from transconv.errors import TensorError, Unsupported
-from transconv.runtime import build_compute, compiler, plan_cache, plans
+from transconv.runtime import Waiting, build_compute, compiler, plan_cache, plans
 from transconv.runtime import registry as registries
 from transconv.runtime.registry import TUNED, SizeTable
 from transconv.selection import choice, tuning_db
@@ -43,6 +43,24 @@ def at(sizes: tuple[int, ...]) -> dict[str, int]:
 
 # A kernel of its own would have no boxes for a single row or column, and so other counts.
 SIZES = ((1, 14, 14), (1, 2, 2), (8, 56, 56), (2, 7, 333), (16, 400, 400), (16, 1024, 1024))
+
+
+def test_a_first_plan_is_compiled_before_further_ones_of_all_layers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[tuple[str, int]] = []
+
+    def waiting(workload: ConvWorkload, *given: object) -> None:
+        asked.append((workload.text, int(str(given[-1]))))
+        raise Waiting("a process compiles it", lambda: False)
+
+    monkeypatch.setattr(registries, "ready", waiting)
+    layer = LayerRegistry(LAYER, Prop.FWD, SM90, Epilogue(), True, False)
+    for _ in range(2):
+        with pytest.raises(Unsupported):
+            layer.choose((8, 56, 56), "background")
+    assert [later for _, later in asked] == [*range(len(layer.questions))] and len(asked) > 3
+    assert asked[0][0] == layer.questions[0].workload.text
 
 
 def test_the_estimate_chooses(layer: LayerRegistry) -> None:

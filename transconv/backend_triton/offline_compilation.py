@@ -204,7 +204,8 @@ Take = Callable[[], bool]
 
 
 class Compilers:
-    """Hands jobs to at most ``workers`` children of a module, those that are ``urgent`` before others.
+    """Hands jobs to at most ``workers`` children of a module, those that are ``urgent`` before others, and
+    behind these the ``later`` ones, by that number.
     Daemon threads wait for the answers: the end of the program waits for none, and ``close`` kills the
     children. ``first``: a job for each new child, before it takes one out of the queue."""
 
@@ -217,7 +218,7 @@ class Compilers:
     ) -> None:
         self.module, self.environment, self.workers = module, environment, max(1, workers)
         self.first = first
-        self.jobs: PriorityQueue[tuple[bool, int, Take, dict[str, Any], Done]] = PriorityQueue()
+        self.jobs: PriorityQueue[tuple[int, int, Take, dict[str, Any], Done]] = PriorityQueue()
         self.count = itertools.count()
         self.lock = threading.Lock()
         self.children: set[Child] = set()
@@ -234,7 +235,8 @@ class Compilers:
         What comes back takes the job out of the queue."""
         take: Take = partial(threading.Lock().acquire, False)  # the first who acquires it has the job
         with self.lock:
-            self.jobs.put((not job.get("urgent"), next(self.count), take, job, done))
+            turn = 0 if job.get("urgent") else 1 + job.get("later", 0)
+            self.jobs.put((turn, next(self.count), take, job, done))
             if len(self.children) < self.workers and not self.closed:
                 self._start()
         return take

@@ -250,7 +250,7 @@ class Registry(Generic[Made]):
         self.looked = True
         if is_collecting():
             collect(self.batch)
-        for question in self.questions:
+        for before, question in enumerate(self.questions):  # a middle size's plan is the first
             if question in self.there or question in self.failed:
                 continue
             room = Room(self.most, self.kernels)
@@ -271,6 +271,7 @@ class Registry(Generic[Made]):
                     question.aligned,
                     mode,
                     sizes,
+                    before,
                 )
                 if not room.takes(plan.digests):
                     self.failed[question] = f"with its kernels there would be more than {self.most}"

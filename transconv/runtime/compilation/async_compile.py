@@ -105,10 +105,11 @@ def ready(
     aligned: bool,
     mode: str,
     sizes: Sequence[int] = (),
+    later: int = 0,
 ) -> Made:
     """The plan of a request, by the mode; ``sizes``: those of the call, where they are arguments of its
-    kernels. Raises as ``build``; Unsupported if the kernels are not compiled yet, or could not be
-    compiled."""
+    kernels; ``later``: how many plans may answer the same call, which processes compile before. Raises as
+    ``build``; Unsupported if the kernels are not compiled yet, or could not be compiled."""
     global _next
     question = PlanRequest(workload, target, deterministic, aligned)
     if is_collecting() and schedule is None:
@@ -140,7 +141,7 @@ def ready(
         return found
     if mode == "never":
         raise Unsupported(NEVER, 'its kernel is not compiled, and transconv.config.compile is "never"')
-    return _begin(question, kind, tuple(sizes))
+    return _begin(question, kind, tuple(sizes), later)
 
 
 def ahead(
@@ -262,7 +263,7 @@ def there(question: PlanRequest, kind: type[Made]) -> Made | None:
     return found
 
 
-def _begin(question: PlanRequest, kind: type[Made], sizes: tuple[int, ...]) -> Made:
+def _begin(question: PlanRequest, kind: type[Made], sizes: tuple[int, ...], later: int) -> Made:
     """Give a request to a compiling process, once. Raises Unsupported until it is done."""
     with _lock:
         asked = _asked.get(question)
@@ -271,7 +272,7 @@ def _begin(question: PlanRequest, kind: type[Made], sizes: tuple[int, ...]) -> M
                 kind=kind, sizes=sizes, device=rehearsal_thread.device_of(question.target)
             )
             log.info("compiling in the background: %s", question)
-            _submit(question, asked)
+            _submit(question, asked, later=later)
     if not asked.done:
         raise Waiting("a process compiles it", asked.over)
     if asked.reason:
@@ -284,12 +285,12 @@ def _begin(question: PlanRequest, kind: type[Made], sizes: tuple[int, ...]) -> M
     return compiler.plan(question.workload, question.target, None, question.deterministic, kind)
 
 
-def _submit(question: PlanRequest, asked: _PendingRequest, workers: int = 0) -> None:
+def _submit(question: PlanRequest, asked: _PendingRequest, workers: int = 0, later: int = 0) -> None:
     """Give a request to a process; the caller has the lock."""
     if _pool is None and question.target.backend in BACKENDS:
         expect_kernels()
     _asked[question] = asked
-    job = question.job | ({"hurried": True} if asked.hurried else {})
+    job = question.job | ({"hurried": True} if asked.hurried else {}) | ({"later": later} if later else {})
     asked.take = compilers(workers).submit(job, lambda answer: _answered(question, answer))
 
 
