@@ -205,6 +205,7 @@ SPILLING = """compute spilling math=ieee
     store  C[m, n] = sum(a*c; k)"""
 
 
+@pytest.mark.slow
 def test_the_memory_of_a_thread_is_read_as_cuobjdump_reads_it() -> None:
     plans = [
         build_compute(

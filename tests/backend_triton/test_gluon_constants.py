@@ -143,6 +143,7 @@ def test_constants_keep_their_type_and_their_number(of: DType, arch: int) -> Non
     assert wrong == []
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     "of",
     [

@@ -84,6 +84,7 @@ def job(source: str = KERNEL, **other: object) -> CompileJob:
     return replace(made, **other)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_failures_do_not_stop_the_others(capfd: pytest.CaptureFixture[str]) -> None:
     """An error in the text, a process that dies, a compiler that hangs, an unknown compiler."""
     good = job(keep=("ptx",))

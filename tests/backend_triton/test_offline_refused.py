@@ -81,6 +81,7 @@ def test_a_persistent_kernel_without_taps_compiles(passes: str, monkeypatch: pyt
         assert isinstance(found, Resources), f"{found}\n{getattr(found, 'log', '')}"
 
 
+@pytest.mark.slow
 def test_addresses_that_nobody_has_simplified_compile(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(knobs.passes.name, "-simplify,-hoist,-reuse")
     jobs = [

@@ -91,7 +91,7 @@ def plain() -> Counter[str]:
     return instructions(lambda x: -x)
 
 
-@pytest.mark.every(10)
+@pytest.mark.every(30)
 @pytest.mark.parametrize("name", VALUES)
 def test_slots_are_those_of_the_machine_code(name: str) -> None:
     made = instructions(VALUES[name])

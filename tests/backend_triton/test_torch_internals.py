@@ -31,6 +31,7 @@ def test_what_is_not_listed_is_not_found() -> None:
         torch_internals.meaning  # noqa: B018
 
 
+@pytest.mark.slow
 def test_a_compiler_that_read_its_backends_before_learns_of_this_one() -> None:
     code = (
         "import torch, torch._dynamo.backends.registry as registry; registry.list_backends(); "
@@ -41,6 +42,7 @@ def test_a_compiler_that_read_its_backends_before_learns_of_this_one() -> None:
     assert done.stdout.strip().startswith("transconv.graph")
 
 
+@pytest.mark.slow
 def test_nothing_is_imported_before_it_is_asked_for() -> None:
     code = (
         "import sys; from transconv.runtime import torch_internals; "

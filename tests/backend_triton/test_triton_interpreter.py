@@ -52,7 +52,7 @@ def test_f64(prop: Prop) -> None:
     assert found.max_error == 0
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(9)
 @pytest.mark.parametrize(
     ("prop", "schedule"),
     [

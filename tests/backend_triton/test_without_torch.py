@@ -45,6 +45,7 @@ print(json.dumps([seen, boxes, "torch" in sys.modules]))
 """
 
 
+@pytest.mark.slow
 def test_the_keys_are_the_same(tmp_path: Path) -> None:
     found = {}
     for word in ("absent", "tensors"):

@@ -26,6 +26,7 @@ def run(out: Path, *words: str) -> int:
     return graphs.main(parser.parse_args(["--quick", "--device", "cpu", "--seconds", "0.1", *words]))
 
 
+@pytest.mark.slow
 def test_rows_are_appended_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ("--models", "vae_block", "--sides", "eager", "--layouts", "nhwc")
     assert run(tmp_path, *words) == 0

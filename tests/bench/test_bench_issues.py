@@ -209,6 +209,7 @@ def test_the_page(request: pytest.FixtureRequest) -> None:
 # -- the command -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @interpreted
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = [

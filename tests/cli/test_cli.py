@@ -22,6 +22,7 @@ def printed(capsys: Output, *words: str, code: int = 0) -> str:
     return capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_show_reads_like_the_design(capsys: Output) -> None:
     """Stride masks are proven away by the phase split, other masks with the facts named."""
     page = printed(capsys, "show", STRIDED, "--prop", "bwd_d")
@@ -324,6 +325,7 @@ def _off_by_one(reference: object) -> object:
     return wrong
 
 
+@pytest.mark.slow
 def test_compile_prints_resources(capsys: Output) -> None:
     page = printed(
         capsys,
@@ -349,6 +351,7 @@ def test_compile_prints_resources(capsys: Output) -> None:
     assert "ttg.num-warps" in printed(capsys, "compile", text, "--target", "sm_90", "--print", "ttgir")
 
 
+@pytest.mark.slow
 def test_demo_of_a_small_network(capsys: Output, tmp_path: Path) -> None:
     network = tmp_path / "tiny.txt"
     network.write_text("mb64ic8ih12oc16oh6kh3sh2ph1\nmb64ic16ih6oc8oh6kh1\n")

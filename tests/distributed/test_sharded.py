@@ -233,6 +233,7 @@ def _unbatched(mesh: Any) -> None:
     torch.testing.assert_close(made.full_tensor(), torch.conv2d(x, w))  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_a_pair() -> None:
     for rank, found in enumerate(processes.run(2, sample)):
         assert isinstance(found, dict), found

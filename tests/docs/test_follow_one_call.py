@@ -31,6 +31,7 @@ def made_anew(page: str) -> str:
     return page
 
 
+@pytest.mark.slow
 def test_the_page_is_as_the_calls_are(request: pytest.FixtureRequest) -> None:
     page = PAGE.read_text("utf-8")
     now = made_anew(page)

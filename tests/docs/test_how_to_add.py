@@ -142,6 +142,7 @@ for dynamic in (False, True):
 """
 
 
+@pytest.mark.slow
 def test_a_lowering(tmp_path: Path) -> None:
     """A graph with it is kernels alone, at fixed and at symbolic sizes, and what torch computes; so is its
     gradient."""

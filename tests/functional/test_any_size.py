@@ -76,6 +76,7 @@ def test_drawn_sizes_edges_first_with_one_build(name: str, small: list[Any]) -> 
     )
 
 
+@pytest.mark.slow
 def test_scale_shift_and_windows(small: list[Any]) -> None:
     def norm(f: Any) -> Callable[..., Any]:
         return lambda x, w, b: f(x, x.shape[1:], w, b, 0.5)

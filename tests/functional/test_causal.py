@@ -135,6 +135,7 @@ def test_all_lengths_have_one_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     symbolic_bind._written.clear()
 
 
+@pytest.mark.every(8)
 @pytest.mark.parametrize("ring", [False, True])
 @pytest.mark.parametrize("chosen", [False, True])
 @pytest.mark.parametrize(("n", "c", "k", "size"), [(2, 3, 4, 3), (1, 2, 3, 5)])

@@ -72,6 +72,7 @@ def compiled(model: Any, **options: Any) -> Callable[[Tensor], Tensor]:
     return lambda x: run(marked(x))  # type: ignore[no-any-return]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("model", "shape"),
     [(Convolutional(), (3, 7, 6)), (Attention(), (5, 8)), (Attention(whole=True), (5, 8))],

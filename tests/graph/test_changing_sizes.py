@@ -192,6 +192,7 @@ def test_a_value_is_stored_where_its_group_has_it() -> None:
     assert not found.problem, least(drawn, "true")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 12))])
 def test_halves_and_other_orders_of_a_batch(seed: int) -> None:
     """A graph of which no operation joins images gives the same of each, alone or among others."""

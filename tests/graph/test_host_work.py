@@ -40,6 +40,7 @@ def regions(monkeypatch: pytest.MonkeyPatch) -> list[region_calls.RegionLaunches
     return found
 
 
+@pytest.mark.slow
 def test_a_training_step(
     regions: list[region_calls.RegionLaunches], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -136,6 +136,7 @@ def network(seed: int) -> Callable[[Tensor], list[Tensor]]:
     return f
 
 
+@pytest.mark.slow
 def test_what_is_needed_later_is_not_written_over(seen: Seen) -> None:
     """Drawn networks: each call has the results of torch, and those of earlier calls stay as they were."""
     replaced = 0

@@ -72,7 +72,7 @@ def of_joined(x: Tensor) -> tuple[Tensor, ...]:
     return (x + first,)
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize(
     "f",
     [

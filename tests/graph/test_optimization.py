@@ -222,6 +222,7 @@ assert f(torch.zeros(2)).tolist() == [1, 1]
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "first",
     [

@@ -147,6 +147,7 @@ def test_a_mistake_in_a_place_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
         made(branches)
 
 
+@pytest.mark.slow
 def test_sizes_that_are_names_are_left_alone() -> None:
     run = torch.compile(branches, backend=backend, options={"rest": "eager"}, dynamic=True)
     with by_meaning(), torch.no_grad():

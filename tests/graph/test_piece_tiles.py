@@ -110,6 +110,7 @@ class Normed(nn.Module):
         return x + self.conv(nn.functional.silu(self.norm(x)))
 
 
+@pytest.mark.slow
 def test_a_norm_over_pieces_is_that_of_the_whole() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), Normed(4), nn.Conv2d(4, 2, 1))

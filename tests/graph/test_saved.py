@@ -69,6 +69,7 @@ def trained(model: nn.Module, x: Tensor) -> Any:
     return report(run)
 
 
+@pytest.mark.slow
 def test_a_concatenation_is_left_in_the_place_of_its_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     with left(monkeypatch) as found:

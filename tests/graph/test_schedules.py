@@ -337,6 +337,7 @@ def test_a_copy_before_a_convolution_is_seen_through() -> None:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prop", [pytest.param(Prop.BWD_D, marks=pytest.mark.slow), Prop.BWD_W])
 def test_dims_in_another_order_do_not_cost_the_schedule(prop: Prop) -> None:
     """A gradient whose features are the last dim, as what follows a convolution of ConvNeXt leaves it."""

@@ -89,6 +89,7 @@ def test_what_failed_once(line: str) -> None:
         assert work(line=line, way=way)["status"] == "passed"
 
 
+@pytest.mark.slow
 def test_a_branch_around_an_addition_of_one_thread_is_right(tmp_path: Path) -> None:
     """A warp takes `BRA.U` where all of its threads do, and the others wait at a second branch."""
     trial, target = KernelTrial.parse(FAILED_ONCE[-1]), Target.parse("sm_90")
@@ -112,11 +113,13 @@ def test_a_branch_around_an_addition_of_one_thread_is_right(tmp_path: Path) -> N
     assert isinstance(found, Resources) and "BRA.U" in found.texts["sass"] and not found.flaw
 
 
+@pytest.mark.slow
 def test_in_the_interpreter_of_the_ir() -> None:
     """`transconv fuzz --kernels` runs more."""
     right(range(5), "numpy")
 
 
+@pytest.mark.slow
 @interpreted
 def test_in_tritons_interpreter() -> None:
     right(range(8, 11), "triton")
@@ -225,6 +228,7 @@ def plant(bug: Bug, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(owner, names[-1], bug.made(getattr(owner, names[-1])))
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     "bug", [b if b.quick else pytest.param(b, marks=pytest.mark.slow) for b in BUGS], ids=lambda b: b.what
 )
@@ -233,6 +237,7 @@ def test_planted_bugs_are_found(bug: Bug, monkeypatch: pytest.MonkeyPatch) -> No
     assert any(work("plant", n)["status"] == "failed" for n in range(bug.first, bug.first + 200))
 
 
+@pytest.mark.slow
 def test_a_failure_becomes_a_short_program(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

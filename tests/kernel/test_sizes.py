@@ -71,6 +71,7 @@ def draw(*shape: int) -> Any:
 PRODUCTS = ((5, 7, 3), (13, 19, 21), (20, 17, 40), (11, 2, 9), (16, 24, 40), (3, 0, 4), (0, 3, 4))
 
 
+@pytest.mark.slow
 def test_one_kernel_for_products_of_many_sizes() -> None:
     """Simulator and Triton's interpreter; odd sizes share a kernel, divided and empty ones have others."""
     of = fresh(parts)

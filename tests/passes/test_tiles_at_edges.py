@@ -43,7 +43,7 @@ def built(text: str, prop: Prop, words: str) -> tuple[Compute, Plan]:
     return compute, build_compute(compute, SM90, Schedule.parse(words))
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(6)
 @pytest.mark.parametrize(("text", "prop", "words"), KERNELS)
 def test_no_mask_of_a_tile_is_left_inside(text: str, prop: Prop, words: str) -> None:
     _, plan = built(text, prop, words)

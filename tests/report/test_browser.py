@@ -48,6 +48,7 @@ def colour(driver: Any) -> str:
     return str(driver.execute_script("return getComputedStyle(document.body).backgroundColor"))
 
 
+@pytest.mark.slow
 def test_it_opens_soon_and_says_nothing_to_the_console(driver: Any) -> None:
     assert driver.get_log("browser") == []
     spent = driver.execute_script(

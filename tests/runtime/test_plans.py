@@ -120,7 +120,7 @@ PACKED = [
 ]
 
 
-@pytest.mark.every(8)
+@pytest.mark.every(16)
 @interpreted
 @pytest.mark.parametrize(
     ("text", "prop", "schedule"), PACKED, ids=[f"{i}-{c[1]}-{c[0]}" for i, c in enumerate(PACKED)]

@@ -144,6 +144,7 @@ def test_every_pass(name: str) -> None:
         assert not judged.problem, (stage, judged.problem)
 
 
+@pytest.mark.slow
 def test_a_copy_has_the_places_of_the_copy_for_given_sizes() -> None:
     for name, (_, _, schedule) in LAYERS.items():
         compute, plan = built(name)
@@ -198,6 +199,7 @@ def test_stride_phases_share_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
         assert not np.isnan(given["src"].numpy()).any()
 
 
+@pytest.mark.slow
 def test_plans_lie_on_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TRANSCONV_CACHE", str(tmp_path))
     monkeypatch.setenv("TRANSCONV_VERIFY", "0")
@@ -236,6 +238,7 @@ def test_the_estimate_counts_the_elements_that_are_copied() -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prop", [Prop.FWD, pytest.param(Prop.BWD_W, marks=pytest.mark.slow)])
 def test_kernels_of_a_layer_share_copies(prop: Prop) -> None:
     """At most six kernels, as everywhere: copies do not depend on the example that a plan is for."""
@@ -314,6 +317,7 @@ def test_results_that_begin_anywhere_are_stored_one_by_one() -> None:
     assert estimate(schedule, odd, SM90) > 1.2 * estimate(schedule, even, SM90)
 
 
+@pytest.mark.slow
 def test_the_compiler_is_told_of_multiples() -> None:
     """It then stores two neighbours at once, with one mask; else products wait, for want of registers."""
     words = "mma | a=box b=box | pack=a.b swap=1 programs=132 consumers=2 stages=6 warps=4 via=gluon"

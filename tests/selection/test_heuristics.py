@@ -329,6 +329,7 @@ def test_rows_that_begin_anywhere_straddle_sectors(size: int, sectors: float) ->
     assert cost.count(schedule, compute, SM90).stored.bytes == 128 * 64 * 4 * sectors
 
 
+@pytest.mark.slow
 def test_channels_are_not_scattered_pixel_by_pixel() -> None:
     """Of a stride phase in channels first no two results are neighbours; stored from a swapped tile,
     each would be a sector of its own (44 ms instead of 9 on an H200)."""

@@ -2,64 +2,42 @@
 
 from __future__ import annotations
 
-import gc
+import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 
 import pytest
 
-from transconv.support import lasting, soon_turns
+from transconv.support import soon_turns
 
+PROGRAM = """
+import gc
 
-@pytest.fixture
-def searches() -> Iterator[None]:
-    """Python searches for cycles, as it does outside of tests."""
-    frozen, thresholds, on = gc.get_freeze_count(), gc.get_threshold(), gc.isenabled()
-    gc.unfreeze()
-    gc.set_threshold(700, 10, 10)
-    gc.enable()
-    yield
-    gc.set_threshold(*thresholds)
-    if not on:
-        gc.disable()
-    if frozen:
-        gc.freeze()
+from transconv.support import lasting
 
-
-@pytest.mark.usefixtures("searches")
-def test_objects_that_stay_begin_no_search() -> None:
-    """A quarter of all objects is new, which has Python look through all for cycles, here not."""
-    pauses: list[int] = []
-
-    def note(phase: str, about: dict[str, int]) -> None:
-        if phase == "start":
-            pauses.append(about["generation"])
-
-    gc.collect()
-    many = max(20_000, len(gc.get_objects()))
-    gc.callbacks.append(note)
-    try:
-        with lasting():
-            kept = [[n] for n in range(many)]
-        assert pauses == []
-        young = [[n] for n in range(20_000)]  # searched among themselves
-        assert 2 not in pauses and 0 in pauses
-    finally:
-        gc.callbacks.remove(note)
-    assert gc.isenabled() and not gc.get_freeze_count()
-    assert len(kept) == many and len(young) == 20_000
-
-
-@pytest.mark.usefixtures("searches")
-def test_what_the_program_froze_stays_so() -> None:
+pauses = []
+gc.callbacks.append(lambda phase, about: pauses.append(about["generation"]) if phase == "start" else None)
+gc.collect()
+pauses.clear()
+if {frozen}:
     gc.freeze()
-    frozen = gc.get_freeze_count()
-    with lasting():
-        kept = [[n] for n in range(100)]
-    assert gc.get_freeze_count() == frozen > 0 and kept
-    gc.unfreeze()
+before = gc.get_freeze_count()
+with lasting():
+    kept = [[n] for n in range(40_000)]
+assert pauses == [] and gc.isenabled()
+assert gc.get_freeze_count() > before // 2 if {frozen} else gc.get_freeze_count() == 0
+young = [[n] for n in range(20_000)]  # searched among themselves
+assert 0 in pauses and 2 not in pauses, pauses
+assert len(kept) > len(young) and (before > 0) is {frozen}
+"""
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_objects_that_stay_begin_no_search(frozen: bool) -> None:
+    """Twice as many as there were have Python look through all for cycles, here not; and what a
+    program froze stays so. Programs of their own have few objects besides."""
+    subprocess.run([sys.executable, "-c", PROGRAM.format(frozen=frozen)], check=True)
 
 
 def test_turns_are_sooner_while_any_thread_works() -> None:

@@ -61,7 +61,7 @@ def test_in_a_process_of_its_own() -> None:
     assert "passed" in found.stdout
 
 
-@pytest.mark.every(11)
+@pytest.mark.every(33)
 @interpreted
 @pytest.mark.parametrize("name", s.FUNCTIONS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64], ids=str)
@@ -238,6 +238,7 @@ def test_threads_get_their_own_results() -> None:
         sys.setswitchinterval(before)
 
 
+@pytest.mark.slow
 @interpreted
 def test_gradcheck() -> None:
     x = torch.randn(1, 2, 4, 4, dtype=torch.float64, requires_grad=True)

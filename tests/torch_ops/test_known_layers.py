@@ -94,6 +94,7 @@ def numbers(found: Launched) -> Launched:
     return [tuple(x for x in given if not isinstance(x, int) or x < 2**20) for given in found]
 
 
+@pytest.mark.slow
 def test_the_routes_are_those_of_the_general_way(
     launched: Launched, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -376,6 +376,7 @@ class Residual(torch.nn.Module):
         return self.activation(self.norm(self.conv(x)) + r)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("activation", [torch.nn.ReLU(), torch.nn.SiLU()])
 def test_folded_modules_take_the_short_way(activation: torch.nn.Module, general: list[Any]) -> None:
     model = Residual(activation).eval()

@@ -146,6 +146,7 @@ def test_nothing_to_compute_is_nothing_to_tune(tmp_path: Path) -> None:
 # -- the command -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_command_tunes_in_the_interpreter(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

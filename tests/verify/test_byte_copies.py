@@ -212,6 +212,7 @@ GRADIENTS = [
 ]
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize(("text", "prop", "words"), GRADIENTS, ids=["bwd_d", "bwd_w", "odd", "narrow"])
 def test_what_gradients_choose(text: str, prop: str, words: str) -> None:
     """Bytes are not transposed one by one in registers, which takes longer than the products."""

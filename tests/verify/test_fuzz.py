@@ -354,6 +354,7 @@ def test_a_lost_worker_costs_its_trial_alone(how: str, monkeypatch: pytest.Monke
     assert tally.bad[0]["line"] == str(draw_trial("lost", 2))
 
 
+@pytest.mark.slow
 def test_no_trial_starts_after_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     def slow(**asked: object) -> dict[str, object]:
         time.sleep(0.5)

@@ -40,7 +40,7 @@ def of(text: str, prop: Prop) -> ConvWorkload:
     return ConvWorkload(ConvProblem.parse(text), prop)
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(12)
 @pytest.mark.parametrize("prop", Prop)
 @pytest.mark.parametrize("text", LAYERS)
 def test_layers_are_proved(text: str, prop: Prop) -> None:
@@ -69,6 +69,7 @@ def test_a_planted_grouping_is_found_by_the_proof(schedule: str, why: str) -> No
         assert made.findings[0].holds  # the choice
 
 
+@pytest.mark.slow
 def test_a_planted_split_is_found_by_drawn_batches() -> None:
     planted, dealt = (f"ic:16 oc:16 mb.oh.ow:16 | mma | split_k=3{w} stages=1" for w in ("", " deal=1"))
     given = of(WEIGHTS, Prop.BWD_W), HERE, "cpu", 1, 1

@@ -104,6 +104,7 @@ def with_a_lock() -> dict[str, Any]:
     return {"pid": os.getpid()}
 
 
+@pytest.mark.every(2)
 @pytest.mark.usefixtures("started_anew")
 @pytest.mark.parametrize("start", ["spawn", "fork"])
 def test_idle_workers_end_by_themselves(start: str) -> None:
@@ -119,6 +120,7 @@ def test_idle_workers_end_by_themselves(start: str) -> None:
     assert found["a"].exitcode == 0
 
 
+@pytest.mark.slow
 def test_a_spent_budget_starts_nothing_more() -> None:
     tasks = [Task("a", {"what": w}) for w in ("one", "hang", "two")]
     start = time.monotonic()

@@ -50,6 +50,7 @@ def run(folder: Path, loader: str) -> str:
     return made.stdout
 
 
+@pytest.mark.slow
 def test_texts_become_functions(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text(TEXTS)
     folder = tmp_path / "two_texts"
