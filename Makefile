@@ -44,10 +44,11 @@ help:
 install:
 	test -x $(VENV)/bin/python || python3 -m venv $(VENV)
 ifeq ($(GPU),)
-	$(VENV)/bin/python -m pip install --quiet "$(TORCH)+cpu" 2>/dev/null || \
-	    $(VENV)/bin/python -m pip install --quiet --index-url $(CPU_INDEX) "$(TORCH)+cpu"
+	$(VENV)/bin/python -m pip install --quiet --no-compile "$(TORCH)+cpu" 2>/dev/null || \
+	    $(VENV)/bin/python -m pip install --quiet --no-compile --index-url $(CPU_INDEX) "$(TORCH)+cpu"
 endif
-	$(VENV)/bin/python -m pip install --quiet -c $(CONSTRAINTS) -e ".[dev]"
+	$(VENV)/bin/python -m pip install --quiet --no-compile -c $(CONSTRAINTS) -e ".[dev]"
+	@$(VENV)/bin/python -m compileall -q -j 0 $(VENV)/lib > /dev/null || true  # by all cores; pip takes one
 	touch $(VENV)/ready
 
 # An environment made by hand is used if no package is missing in it.
