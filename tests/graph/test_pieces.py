@@ -246,13 +246,23 @@ def _u_net() -> nn.Module:
 
 POINTS = _plain(8, 8, 1), nn.ReLU(), _plain(8, 2, 3, stride=2)
 AGAIN = _plain(4, 4, 3), nn.ReLU(), _plain(4, 2, 1)
-STEPS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str]] = {
-    "chain": (_chain(_plain(2, 4, 3, padding=1), nn.SiLU(), *AGAIN), (1, 2, 66, 9), ""),
-    "images": (_chain(_plain(2, 8, 3), nn.ReLU(), *POINTS), (16, 2, 9, 7), ""),
-    "3d": (_chain(_plain(2, 4, 3, deep=1), nn.ReLU(), _plain(4, 2, 3, deep=1)), (1, 2, 52, 7, 6), ""),
-    "columns": (_chain(_plain(2, 4, 3), nn.SiLU(), _plain(4, 2, 3)), (1, 2, 8, 68), "w"),
-    "pools": (_chain(_plain(2, 4, 3, padding=1), nn.MaxPool2d(2), _plain(4, 4, 1)), (1, 2, 64, 10), ""),
-    "u-net": (_u_net, (1, 2, 64, 12), ""),
+STEPS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str, float]] = {
+    "chain": (_chain(_plain(2, 4, 3, padding=1), nn.SiLU(), *AGAIN), (1, 2, 66, 9), "", 0.7),
+    "images": (_chain(_plain(2, 8, 3), nn.ReLU(), *POINTS), (16, 2, 9, 7), "", 0.7),
+    "3d": (
+        _chain(_plain(2, 4, 3, deep=1), nn.ReLU(), _plain(4, 2, 3, deep=1)),
+        (1, 2, 52, 7, 6),
+        "",
+        0.85,
+    ),
+    "columns": (_chain(_plain(2, 4, 3), nn.SiLU(), _plain(4, 2, 3)), (1, 2, 8, 68), "w", 0.7),
+    "pools": (
+        _chain(_plain(2, 4, 3, padding=1), nn.MaxPool2d(2), _plain(4, 4, 1)),
+        (1, 2, 64, 10),
+        "",
+        0.7,
+    ),
+    "u-net": (_u_net, (1, 2, 64, 12), "", 0.7),
 }
 
 
@@ -260,10 +270,10 @@ STEPS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str]] = {
     "name", [n if n == "columns" else pytest.param(n, marks=pytest.mark.slow) for n in STEPS]
 )
 def test_a_training_step_in_pieces_is_that_of_the_whole(name: str) -> None:
-    make, shape, over = STEPS[name]
+    make, shape, over, share = STEPS[name]
     torch.manual_seed(0)
     with meaning(), patch.object(Demand, "aside", lambda *_: 0):
-        trains(make(), torch.randn(shape), 0.7, over)
+        trains(make(), torch.randn(shape), share, over)
 
 
 def test_another_axis_where_the_outermost_does_not_do() -> None:
