@@ -253,7 +253,7 @@ STEPS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str, float]] = 
         _chain(_plain(2, 4, 3, deep=1), nn.ReLU(), _plain(4, 2, 3, deep=1)),
         (1, 2, 52, 7, 6),
         "",
-        0.85,
+        0.9,
     ),
     "columns": (_chain(_plain(2, 4, 3), nn.SiLU(), _plain(4, 2, 3)), (1, 2, 8, 68), "w", 0.7),
     "pools": (
