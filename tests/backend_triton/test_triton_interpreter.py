@@ -136,8 +136,11 @@ def test_kernels_that_wait_for_those_before(prop: Prop, blocks: str) -> None:
 
 
 def test_the_line_of_a_function_is_triton_s() -> None:
-    from triton.runtime.jit import JITFunction, get_jit_fn_file_line
+    from triton.runtime import jit
 
+    if not hasattr(jit, "get_jit_fn_file_line"):
+        pytest.skip("this release of Triton has no such function")
+    JITFunction, get_jit_fn_file_line = jit.JITFunction, jit.get_jit_fn_file_line
     text = "import triton\n\n\n@triton.jit\n\n@triton.jit\ndef f(x,\n      y):\n    pass\n"
     for function in (load(text, "f").fn.fn, load(text.replace("@triton.jit\n\n", ""), "f").fn):
         assert place_of(function) == get_jit_fn_file_line(JITFunction(function))

@@ -249,12 +249,7 @@ AGAIN = _plain(4, 4, 3), nn.ReLU(), _plain(4, 2, 1)
 STEPS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str, float]] = {
     "chain": (_chain(_plain(2, 4, 3, padding=1), nn.SiLU(), *AGAIN), (1, 2, 66, 9), "", 0.7),
     "images": (_chain(_plain(2, 8, 3), nn.ReLU(), *POINTS), (16, 2, 9, 7), "", 0.7),
-    "3d": (
-        _chain(_plain(2, 4, 3, deep=1), nn.ReLU(), _plain(4, 2, 3, deep=1)),
-        (1, 2, 52, 7, 6),
-        "",
-        0.9,
-    ),
+    "3d": (_chain(_plain(2, 4, 3, deep=1), nn.ReLU(), _plain(4, 2, 3, deep=1)), (1, 2, 52, 7, 6), "", 0.9),
     "columns": (_chain(_plain(2, 4, 3), nn.SiLU(), _plain(4, 2, 3)), (1, 2, 8, 68), "w", 0.7),
     "pools": (
         _chain(_plain(2, 4, 3, padding=1), nn.MaxPool2d(2), _plain(4, 4, 1)),
