@@ -140,7 +140,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_unconfigure() -> None:
-    """A worker that has told all ends without freeing memory, which takes seconds."""
+    """A worker that has sent its reports ends without freeing memory, which takes seconds."""
     if "PYTEST_XDIST_WORKER" in os.environ:
         atexit._run_exitfuncs()
         os._exit(0)

@@ -71,3 +71,21 @@ def test_masks_have_rows(mask: Any, moved: bool, elements: int, named: bool) -> 
     if held is not None:
         assert held.stride(-1) == 1 and held.shape[-1] == 7
         assert 1 + sum((n - 1) * s for n, s in zip(held.shape, held.stride(), strict=True)) == elements
+
+
+def test_each_element_of_a_mask_has_its_own_gradient() -> None:
+    """Of a leaf that lies expanded no other element's gradient is a part."""
+
+    def f(q: Tensor, mask: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, q, q, mask)
+
+    def backend(gm: fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        function_graphs.attended(gm)
+        return gm
+
+    torch.manual_seed(0)
+    q, mask = torch.randn(2, 3, 7, 5), torch.zeros(1).expand(2, 1, 7, 7).detach().requires_grad_()
+    (want,) = torch.autograd.grad(f(q, mask).square().sum(), mask)
+    (got,) = torch.autograd.grad(torch.compile(f, backend=backend)(q, mask).square().sum(), mask)
+    assert want.unique().numel() > 1
+    torch.testing.assert_close(got, want)

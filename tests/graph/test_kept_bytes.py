@@ -33,7 +33,7 @@ class Upsampled(nn.Module):
 
 
 class Residual(nn.Module):
-    """Two convolutions behind norms, beside what they are added to."""
+    """Two convolutions that follow norms, and what they are added to."""
 
     def __init__(self, features: int) -> None:
         super().__init__()
