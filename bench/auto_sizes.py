@@ -7,8 +7,8 @@ and the last one have a row for each call, those between only for calls above ``
 printed. Their gradients are those of a sum, one element that all share. At the end the GPU's time of each
 size is measured as it is then answered (``us``), that of the layer also with kernels of their own
 (``own_us``), as many as there is time for, both with a dense gradient, as a further layer would give it.
-torch runs with cuDNN's benchmark off and on. A training step of a compiled graph, of one size, is timed next
-to that of torch.compile:
+torch runs with cuDNN's benchmark off and on. A training step of a compiled graph, of one size, is timed
+next to that of torch.compile:
 
     python -m bench auto-sizes --only graph --seconds 60 --limit 170
 

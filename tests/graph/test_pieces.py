@@ -67,19 +67,19 @@ def meaning() -> Iterator[None]:
 
 def pieces(f: nn.Module, x: Tensor, bound: int, over: str = "") -> tuple[Tensor, BoundReport]:
     """The result of a model within a bound, and the report."""
-    told = MemoryBound(bound, str(bound), over)
+    asked = MemoryBound(bound, str(bound), over)
     with torch.no_grad():
-        (made,) = traced(Tupled(f), [x], within=told)(x)  # type: ignore[arg-type]
-    return made, BoundReport(told, tuple(told.plans.values()))
+        (made,) = traced(Tupled(f), [x], within=asked)(x)  # type: ignore[arg-type]
+    return made, BoundReport(asked, tuple(asked.plans.values()))
 
 
 def trained(f: nn.Module, x: Tensor, bound: int, over: str = "") -> tuple[list[Tensor], BoundReport]:
     """The result of a training step within a bound, the gradients of the input and of the parameters, and
     the report."""
-    told = MemoryBound(bound, str(bound), over)
+    asked = MemoryBound(bound, str(bound), over)
     x = x.detach().clone().requires_grad_()
-    (made,) = traced(Tupled(f), [x], within=told)(x)  # type: ignore[arg-type]
-    return stepped(f, x, made), BoundReport(told, tuple(told.plans.values()))
+    (made,) = traced(Tupled(f), [x], within=asked)(x)  # type: ignore[arg-type]
+    return stepped(f, x, made), BoundReport(asked, tuple(asked.plans.values()))
 
 
 def stepped(f: nn.Module, x: Tensor, made: Tensor) -> list[Tensor]:
@@ -327,7 +327,7 @@ def taken(
     x = x.detach().requires_grad_(step)
     quiet = patch.object(Step, "workspace", lambda *_: 0)
     with torch.set_grad_enabled(step), patch.object(Meant, "run", apart), quiet:
-        made = traced(Tupled(model), [x], within=told)  # type: ignore[arg-type]
+        made = traced(Tupled(model), [x], within=asked)  # type: ignore[arg-type]
         for _ in range(2):
             lives = [LiveBytes() for _ in range(1 + step)]
             with lives[0]:

@@ -81,8 +81,8 @@ ATTENTION = ("query", "key", "value", "attn_mask")
 def attended(gm: fx.GraphModule) -> None:
     """Have masks of attention whose rows are one element, expanded, lie with rows of their own. torch's
     kernels of attention take no others: it computes the scores in memory, in f32. Models that are traced
-    hand over such masks where they have none otherwise. Dims outside of the rows stay expanded. A mask with
-    a gradient stays as it is: of a leaf each element has its own, and torch's kernels take none."""
+    hand over such masks where they have none otherwise. Dims outside of the rows stay expanded. A mask
+    with a gradient stays as it is: of a leaf each element has its own, and torch's kernels take none."""
     for node in gm.graph.nodes:
         if node.target is not torch.nn.functional.scaled_dot_product_attention:
             continue
