@@ -318,7 +318,7 @@ def taken(
 ) -> tuple[int, int, BoundReport]:
     """The bytes that a second call takes at most, or a training ``step``, what the caller holds included,
     as counted and as predicted, and the report."""
-    told, run = MemoryBound(bound, str(bound), over), MeantPiece.run
+    asked, run = MemoryBound(bound, str(bound), over), MeantPiece.run
 
     def apart(self: Any, *given: Any) -> None:
         with _disable_current_modes():
@@ -336,12 +336,12 @@ def taken(
                 g, leaves = torch.ones_like(y), [x, *model.parameters()]
                 with lives[1]:
                     torch.autograd.grad(y, leaves, g)
-    plans = tuple(told.plans.values())
+    plans = tuple(asked.plans.values())
     if step:
         there = [x, y, g, *(p for p in model.parameters())]
         assert plans[1].beside == sum(t.untyped_storage().nbytes() for t in there)
     most = max(live.most + p.beside for live, p in zip(lives, plans, strict=True))
-    report = BoundReport(told, plans)
+    report = BoundReport(asked, plans)
     return most, report.peak, report
 
 
