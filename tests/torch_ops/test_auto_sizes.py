@@ -132,6 +132,32 @@ def test_gradients_follow(sized: Machine) -> None:
     assert step(third, 1) == general
 
 
+def test_calls_that_wait_are_torchs_own(sized: Machine) -> None:
+    """The first call of a further size asks for the kernels of its gradients, too; those behind it leave
+    no work of ours in the backward pass."""
+    w = W.clone().requires_grad_()
+
+    def step(side: int) -> str:
+        x = image(side)
+        y, want = transconv.conv2d(x, w), torch.conv2d(x, w)
+        torch.testing.assert_close(y, want)
+        torch.testing.assert_close(*(torch.autograd.grad(f.sum(), w) for f in (y, want)))
+        return type(y.grad_fn).__name__
+
+    first, second, third = SIDES
+    assert step(first) == step(first) == "ConvolutionBackward0"
+    asked = [step(second), step(third)]
+    assert asked == ["ConvolutionFunctionBackward"] * 2
+    jobs = [job for job, _ in sized.processes.jobs]
+    assert {job["direction"] for job in jobs if job.get("any_size")} == {"fwd", "bwd_w"}
+    assert {job["direction"] for job in jobs if job.get("one_size")} == {"fwd", "bwd_w"}
+    assert step(second) == step(third) == "ConvolutionBackward0"
+    sized.general = True
+    answer(sized)
+    assert step(second) == "ConvolutionFunctionBackward"
+    assert answers() == {"torch": 8, "fwd any size": 1, "bwd_w any size": 1}
+
+
 def test_an_image_with_gaps_is_copied_at_further_sizes(sized: Machine) -> None:
     sized.finish()
     sized.compiled = sized.general = True

@@ -67,7 +67,8 @@ class SampledBatches:
 
         each = self.group, self.columns, *self.rows
         sent = torch.cat(each, 1).to(device)  # one copy
-        group, columns, *rows = sent.split([t.shape[1] for t in each], 1)
+        ends = itertools.accumulate([t.shape[1] for t in each], initial=0)
+        group, columns, *rows = [sent[:, a:b] for a, b in itertools.pairwise(ends)]
         return SampledBatches(group, columns, tuple(rows))
 
     def batch(self, at: slice) -> SampledBatches:

@@ -134,7 +134,7 @@ class SizeTable(Generic[Made]):
 
 def _is_any(waits: Sequence[Callable[[], bool]]) -> bool:
     """Whether one of them is over; each call that waits asks for it."""
-    for over in waits:  # noqa: SIM110: a generator costs more than they do
+    for over in waits:
         if over():
             return True
     return False

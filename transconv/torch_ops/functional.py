@@ -326,7 +326,17 @@ def dispatch(
         if not route.trains:
             select_impl.trained(route, input, weight, flags, aligned, settings.mode)
         call_entries.note(
-            function_of, f, given, (input, weight, bias, None), rest, route, flags, aligned, cast
+            function_of,
+            f,
+            given,
+            (input, weight, bias, None),
+            rest,
+            route,
+            flags,
+            aligned,
+            cast,
+            (apply, apply_cast),
+            key,
         )
     if (
         route.over is not None
