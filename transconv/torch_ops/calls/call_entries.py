@@ -175,7 +175,7 @@ def note(
     if not place:
         return
     entry = _Entry(function, given, used, numbers, cast)
-    if applies and CALLS.is_varied(id(weight)) and not (route.adds_bias or route.copies):
+    if applies and route.start is not None and CALLS.is_varied(id(weight)):
         first, (req, _, _, *same) = entry.used[0], key
         _keep_for_sizes(
             entry,
