@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 import time
 from collections import Counter
@@ -246,3 +247,35 @@ def test_a_capture_after_a_warm_up_holds_kernels() -> None:
     torch.testing.assert_close(y, torch.conv2d(x, w), rtol=2e-2, atol=1e-1)
     seen = transconv.stats(reset=True)
     assert seen.native == {"fwd": 1} and not seen.waiting
+
+
+@pytest.mark.parametrize("sizes", ["exact", "any"])
+@pytest.mark.parametrize("kind", ["bias", "autocast", "no gradients"])
+def test_one_entry_for_more_sizes_than_entries(kind: str, sizes: str) -> None:
+    """Calls that come back at many sizes, in turn: each has its own result, beside f64's."""
+    transconv.config.sizes, transconv.config.compile = sizes, "now"
+    conv = torch.nn.Conv2d(16, 24, 3, padding=1, bias=kind != "no gradients", device="cuda")
+    wide = copy.deepcopy(conv).double()
+    transconv.convert_(conv)
+    images = [torch.randn(2, 16, h, w, device="cuda") for h in (7, 16) for w in (5, 12, 33)]
+    for turn in range(6):
+        for x in images:
+            given, theirs = x.clone().requires_grad_(), x.double().requires_grad_()
+            with torch.set_grad_enabled(kind != "no gradients"):
+                with torch.autocast("cuda", torch.bfloat16, enabled=kind == "autocast"):
+                    y = conv(given)
+                want = wide(theirs)
+            near = {"rtol": 3e-2, "atol": 6e-2, "check_dtype": False}
+            torch.testing.assert_close(y, want, **near)
+            if kind == "no gradients":
+                continue
+            for made, other in zip(
+                torch.autograd.grad(y.float().square().sum(), (given, *conv.parameters())),
+                torch.autograd.grad(want.square().sum(), (theirs, *wide.parameters())),
+                strict=True,
+            ):
+                scale = other.abs().max()
+                torch.testing.assert_close(made / scale, other / scale, **near)
+        if turn == 3:
+            transconv.stats(reset=True)
+    assert not transconv.stats().fallback and transconv.stats().native
