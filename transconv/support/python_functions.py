@@ -53,12 +53,19 @@ def without_collections() -> Iterator[None]:
 def lasting() -> Iterator[None]:
     """Within ``with``, objects are made that stay, as modules and plans do. They join those that Python
     rarely looks through for cycles, and do not count for when it does so next: with all of torch's objects
-    that is a pause of a tenth of a second, in whichever call of the program comes then."""
+    that is a pause of a tenth of a second, in whichever call of the program comes then. They do not once
+    the program has frozen objects, which stay frozen."""
     with without_collections():
         yield
-        if not gc.get_freeze_count():  # what the program froze stays so
-            gc.freeze()
-            gc.unfreeze()  # into the oldest generation
+        if not _frozen.is_set():
+            if gc.get_freeze_count():
+                _frozen.set()
+            else:
+                gc.freeze()
+                gc.unfreeze()  # into the oldest generation
+
+
+_frozen = threading.Event()  # known from then on: Python counts frozen objects one by one, in 20 ms
 
 
 SOON_S = 0.0005
