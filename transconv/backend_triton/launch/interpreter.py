@@ -141,7 +141,7 @@ def builtins_of(package: Any) -> tuple[tuple[str, Any], ...]:
 
 @lru_cache(maxsize=16)
 def replacements(package: Any, builder: Any) -> tuple[tuple[str, Any], ...]:
-    """What stands for the builtin functions of a module or class where kernels are interpreted, by name."""
+    """What replaces the builtin functions of a module or class where kernels are interpreted, by name."""
     made: list[tuple[str, Any]] = []
     scope = SimpleNamespace(set_attr=lambda _, name, function: made.append((name, function)))
     patch = import_module("triton.runtime.interpreter")._patch_attr
