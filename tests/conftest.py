@@ -128,7 +128,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish() -> None:
     """What is there once all files are imported stays: no garbage collection looks at it again. They
-    come less often than by default, since kernels leave many nodes and few cycles."""
+    come less often than by default, since kernels leave many nodes and few cycles. Dynamo reads whole files
+    for the names of functions in its log."""
+    if dynamo := sys.modules.get("torch._dynamo.symbolic_convert"):
+        dynamo.get_funcname = lambda file, line: None  # type: ignore[attr-defined]
     gc.collect()
     gc.freeze()
     gc.enable()
