@@ -76,7 +76,7 @@ def _prepare_process() -> None:
     # After each compile it would look for garbage in all that the tests have made.
     os.environ.setdefault("TORCH_DYNAMO_RUN_GC_AFTER_COMPILE", "0")
     if "attached_loggers" in catching_logs.__slots__:
-        catching_logs.__enter__ = _catch_logs  # type: ignore[method-assign]
+        catching_logs.__enter__ = _catch_logs
     # Workers inherit the environment of the process that starts them, but each needs a cache of its own.
     if "TRANSCONV_CACHE" not in os.environ or "PYTEST_XDIST_WORKER" in os.environ:
         FOLDER.append(tempfile.TemporaryDirectory(prefix="transconv-tests-"))
@@ -128,10 +128,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish() -> None:
     """What is there once all files are imported stays: no garbage collection looks at it again. They
-    come less often than by default, since kernels leave many nodes and few cycles. Dynamo reads whole files
-    for the names of functions in its log."""
+    come less often than by default, since kernels leave many nodes and few cycles. Dynamo's log lacks the
+    names of functions, for which it reads whole files."""
     if dynamo := sys.modules.get("torch._dynamo.symbolic_convert"):
-        dynamo.get_funcname = lambda file, line: None  # type: ignore[attr-defined]
+        dynamo.get_funcname = lambda file, line: None
     gc.collect()
     gc.freeze()
     gc.enable()
