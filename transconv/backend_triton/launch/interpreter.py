@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import lru_cache
 from importlib import import_module
 from importlib.metadata import version
+from math import prod
 from types import SimpleNamespace
 from typing import Any
 
@@ -165,29 +166,30 @@ def tuple_type_without_name(self: Any, types: Any, fields: Any = None) -> None:
 
 
 @lru_cache(maxsize=4096)
-def known_shape(extents: tuple[int, ...]) -> tuple[Any, Any, Any, Any]:
-    """The shape and the number of elements of the type of a block, and those of a tensor of this type.
-    Raises as Triton for a shape that no block has."""
+def known_shape(extents: tuple[int, ...]) -> tuple[Any, Any, Any]:
+    """The shape of the type of a block, and of a tensor of this type the shape and number of elements."""
     from triton.language import core
 
-    elements = core.validate_block_shape(extents) if extents else 1
     numbers = core.tuple([core.constexpr(n) for n in extents])
-    return core.tuple(extents), elements, numbers, core.constexpr(elements)
+    return core.tuple(extents), numbers, core.constexpr(prod(extents))
 
 
 def block_type_without_name(self: Any, element_ty: Any, shape: Any) -> None:
     """Triton's constructor of the type of a block, without its name."""
+    from triton.language import core
+
+    assert isinstance(shape, list | core.tuple)
     extents = tuple(getattr(n, "value", n) for n in getattr(shape, "values", shape))
     if not extents:
         raise TypeError("0d block_type is forbidden")
-    self.element_ty = element_ty
-    self.shape, self.numel, _, _ = known_shape(extents)
+    self.element_ty, self.numel = element_ty, core.validate_block_shape(extents)
+    self.shape = known_shape(extents)[0]
 
 
 def tensor_of_known_shape(self: Any, handle: Any, type: Any) -> None:
     """Triton's constructor of a tensor; tensors of one shape share it."""
     self.handle, self.type, self.dtype = handle, type, type.scalar
-    _, _, self.shape, self.numel = known_shape(tuple(type.shape.values) if type.is_block() else ())
+    _, self.shape, self.numel = known_shape(tuple(type.shape.values) if type.is_block() else ())
 
 
 @contextmanager
