@@ -10,8 +10,6 @@ from dataclasses import replace
 from functools import lru_cache
 from importlib import import_module
 from importlib.metadata import version
-from math import prod
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -135,20 +133,26 @@ def prepare_interpreter() -> None:
 @lru_cache(maxsize=16)
 def builtins_of(package: Any) -> tuple[tuple[str, Any], ...]:
     """The builtin functions of a module or class of Triton's language, by name."""
-    is_builtin = import_module("triton.language.core").is_builtin
     every = ((name, getattr(package, name, None)) for name in dir(package))
-    return tuple((name, found) for name, found in every if is_builtin(found))
+    return tuple((name, found) for name, found in every if core().is_builtin(found))
+
+
+@lru_cache(maxsize=1)
+def core() -> Any:
+    """The module of Triton's language that has its types."""
+    return import_module("triton.language.core")
 
 
 @lru_cache(maxsize=16)
 def replacements(package: Any, builder: Any) -> tuple[tuple[str, Any], ...]:
     """What replaces the builtin functions of a module or class where kernels are interpreted, by name."""
-    made: list[tuple[str, Any]] = []
-    scope = SimpleNamespace(set_attr=lambda _, name, function: made.append((name, function)))
-    patch = import_module("triton.runtime.interpreter")._patch_attr
+    interpreter = import_module("triton.runtime.interpreter")
+    scope = interpreter._LangPatchScope()
     for name, found in builtins_of(package):
-        patch(package, name, found, builder, scope)
-    return tuple(made)
+        interpreter._patch_attr(package, name, found, builder, scope)
+    made = tuple((name, getattr(package, name)) for name, _ in builtins_of(package))
+    scope.restore()
+    return made
 
 
 def patch_builtin(package: Any, builder: Any, scope: Any) -> None:
@@ -168,21 +172,17 @@ def tuple_type_without_name(self: Any, types: Any, fields: Any = None) -> None:
 @lru_cache(maxsize=4096)
 def known_shape(extents: tuple[int, ...]) -> tuple[Any, Any, Any]:
     """The shape of the type of a block, and of a tensor of this type the shape and number of elements."""
-    from triton.language import core
-
-    numbers = core.tuple([core.constexpr(n) for n in extents])
-    return core.tuple(extents), numbers, core.constexpr(prod(extents))
+    numbers = core().tuple([core().constexpr(n) for n in extents])
+    return core().tuple(extents), numbers, core().constexpr(int(np.prod(extents)))
 
 
 def block_type_without_name(self: Any, element_ty: Any, shape: Any) -> None:
     """Triton's constructor of the type of a block, without its name."""
-    from triton.language import core
-
-    assert isinstance(shape, list | core.tuple)
+    assert isinstance(shape, list | core().tuple)
     extents = tuple(getattr(n, "value", n) for n in getattr(shape, "values", shape))
     if not extents:
         raise TypeError("0d block_type is forbidden")
-    self.element_ty, self.numel = element_ty, core.validate_block_shape(extents)
+    self.element_ty, self.numel = element_ty, core().validate_block_shape(extents)
     self.shape = known_shape(extents)[0]
 
 
