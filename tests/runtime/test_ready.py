@@ -513,18 +513,21 @@ def test_urgent_jobs_are_taken_first(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def done(answer: dict[str, Any]) -> None:
         taken.append(answer["n"])
-        if len(taken) == 7:
+        if len(taken) == 10:
             over.set()
 
     pool.submit({"n": 0}, done)
     while not pool.jobs.empty():  # until the process has begun it
         time.sleep(0.01)
     pool.submit({"n": 6, "later": 2}, done)
+    pool.submit({"n": 4.5, "one_size": True}, done)  # a kernel for any size answers its calls, too
+    pool.submit({"n": 4.6, "one_size": True}, done)
     pool.submit({"n": 5, "later": 1}, done)
+    pool.submit({"n": 0.5, "any_size": True}, done)
     for n in range(1, 5):
         pool.submit({"n": n} | ({"urgent": True} if n > 2 else {}), done)
     free.set()
-    assert over.wait(10.0) and taken == [0, 3, 4, 1, 2, 5, 6]
+    assert over.wait(10.0) and taken == [0, 3, 4, 0.5, 1, 2, 4.5, 4.6, 5, 6]
     pool.close()
 
 

@@ -132,6 +132,54 @@ def test_gradients_follow(sized: Machine) -> None:
     assert step(third, 1) == general
 
 
+@pytest.mark.parametrize("name", ["conv2d", "fused", "softmax"])
+def test_a_kernel_for_any_size_stands_in_at_the_first_size(sized: Machine, name: str) -> None:
+    """That of the first size is compiled behind those which answer all sizes."""
+    ours, theirs, does = CALLS[name]
+    first, second, _ = SIDES
+
+    def call(side: int) -> dict[str, int]:
+        x = image(side)
+        torch.testing.assert_close(ours(x), theirs(x), rtol=1e-3, atol=1e-3)
+        return answers()
+
+    assert call(first) == call(first) == call(second) == {"torch": 1}
+    sized.general = True
+    (own,) = [asked for asked in sized.processes.jobs if asked[0].get("one_size")]
+    sized.processes.jobs.remove(own)
+    answer(sized)
+    assert call(second) == call(first) == call(first) == {f"{does} any size": 1}
+    sized.processes.jobs.append(own)
+    sized.finish()
+    assert call(first) == {does: 1}
+
+
+def test_calls_that_wait_are_torchs_own(sized: Machine) -> None:
+    """The first call of a further size asks for the kernels of its gradients, too; those behind it leave
+    no work of ours in the backward pass."""
+    w = W.clone().requires_grad_()
+
+    def step(side: int) -> str:
+        x = image(side)
+        y, want = transconv.conv2d(x, w), torch.conv2d(x, w)
+        torch.testing.assert_close(y, want)
+        torch.testing.assert_close(*(torch.autograd.grad(f.sum(), w) for f in (y, want)))
+        return type(y.grad_fn).__name__
+
+    first, second, third = SIDES
+    assert step(first) == step(first) == "ConvolutionBackward0"
+    asked = [step(second), step(third)]
+    assert asked == ["ConvolutionFunctionBackward"] * 2
+    jobs = [job for job, _ in sized.processes.jobs]
+    assert {job["direction"] for job in jobs if job.get("any_size")} == {"fwd", "bwd_w"}
+    assert {job["direction"] for job in jobs if job.get("one_size")} == {"fwd", "bwd_w"}
+    assert step(second) == step(third) == "ConvolutionBackward0"
+    sized.general = True
+    answer(sized)
+    assert step(second) == "ConvolutionFunctionBackward"
+    assert answers() == {"torch": 8, "fwd any size": 1, "bwd_w any size": 1}
+
+
 def test_an_image_with_gaps_is_copied_at_further_sizes(sized: Machine) -> None:
     sized.finish()
     sized.compiled = sized.general = True
@@ -336,8 +384,9 @@ def test_as_on_a_gpu_each_direction_has_its_choice(
 
 
 def test_a_search_at_first_calls_waits_for_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, found in (("is_initialized", True), ("current_stream", "main"), ("default_stream", "main")):
-        monkeypatch.setattr(torch.cuda, name, lambda found=found: found)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    for name in ("_cuda_getDevice", "_cuda_getCurrentRawStream"):
+        monkeypatch.setattr(torch._C, name, lambda *_: 0, raising=False)
     with monkeypatch.context() as patch:
         patch.setattr(transconv.config, "compile", "auto")
         assert transconv.config.mode == "background"

@@ -19,7 +19,7 @@ from transconv.cost import AtSizes
 from transconv.ir import value_at
 from transconv.torch_ops import functional
 from transconv.torch_ops.arguments import Params
-from transconv.torch_ops.calls import select_impl
+from transconv.torch_ops.calls import layer_keys, select_impl
 from transconv.torch_ops.calls.call_entries import CALLS
 from transconv.torch_ops.calls.route import BackwardRoutes
 
@@ -278,3 +278,31 @@ def test_entries_serve_all_sizes_under_autocast(
 def step_without_gradient(learning: torch.Tensor) -> torch.Tensor:
     with torch.autocast("cpu", torch.bfloat16):
         return transconv.conv2d(image(2, 32, 33, 40).float().requires_grad_(), learning, padding=1)
+
+
+@pytest.mark.parametrize("biased", [False, True])
+def test_more_sizes_than_entries_have_one_entry(
+    launched: Launched, monkeypatch: pytest.MonkeyPatch, biased: bool
+) -> None:
+    """Kernels of their own at many sizes: calls find them without the general way, each its own."""
+    transconv.config.sizes = "exact"
+    conv = torch.nn.Conv2d(4, 4, 3, padding=1, bias=biased)
+    transconv.convert_(conv)
+    sizes = [(1, 4, h, w) for h in (3, 5) for w in (4, 7, 9)]
+    asked = list[Any]()
+    key = layer_keys.forward_key
+    monkeypatch.setattr(layer_keys, "forward_key", lambda *given: asked.append(given) or key(*given))
+    for turn in range(12):
+        asked.clear()
+        for size in sizes:
+            launched.clear()
+            x = torch.empty(size, requires_grad=True)
+            with torch.set_grad_enabled(turn % 2 == 0):
+                y = conv(x)
+            assert (y.shape, y.requires_grad) == (torch.Size(size), turn % 2 == 0)
+            (address,) = {given.index(y.data_ptr()) for given in launched}  # the launch stores to it
+            assert address and len(launched) == 1
+    assert not asked
+    with torch.autocast("cpu", torch.bfloat16):
+        assert conv(torch.empty(sizes[0])).dtype is torch.bfloat16
+    assert asked  # another kind of call

@@ -205,7 +205,8 @@ Take = Callable[[], bool]
 
 class Compilers:
     """Hands jobs to at most ``workers`` children of a module, those that are ``urgent`` before others, and
-    behind these the ``later`` ones, by that number.
+    behind these the ``later`` ones, by that number. Jobs for one size are later, too, from the first on
+    that is for ``any_size``: its kernel answers the calls of theirs as well.
     Daemon threads wait for the answers: the end of the program waits for none, and ``close`` kills the
     children. ``first``: a job for each new child, before it takes one out of the queue."""
 
@@ -222,6 +223,7 @@ class Compilers:
         self.count = itertools.count()
         self.lock = threading.Lock()
         self.children: set[Child] = set()
+        self.any_size = False  # whether there was a job for any size
         self.closed = False
 
     def begin(self) -> None:
@@ -236,6 +238,7 @@ class Compilers:
         take: Take = partial(threading.Lock().acquire, False)  # the first who acquires it has the job
         with self.lock:
             turn = 0 if job.get("urgent") else 1 + job.get("later", 0)
+            self.any_size |= job.get("any_size", False)
             self.jobs.put((turn, next(self.count), take, job, done))
             if len(self.children) < self.workers and not self.closed:
                 self._start()
@@ -253,7 +256,7 @@ class Compilers:
             _asked(child, first)
         while True:
             try:
-                _, _, take, job, done = self.jobs.get(timeout=IDLE_S)
+                turn, number, take, job, done = self.jobs.get(timeout=IDLE_S)
             except Empty:
                 with self.lock:
                     if not self.jobs.empty():
@@ -261,6 +264,9 @@ class Compilers:
                     self.children.discard(child)
                 child.close()
                 return
+            if turn == 1 and self.any_size and job.get("one_size"):
+                self.jobs.put((2, number, take, job, done))
+                continue
             if not take():
                 continue
             answer = _asked(child, job)

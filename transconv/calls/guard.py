@@ -253,6 +253,10 @@ class CallCache:
         visits[2] += 1
         return visits[2]
 
+    def is_varied(self, key: Hashable) -> bool:
+        """Whether entries under a key had to go, as there were too many kinds of calls."""
+        return self._visits[key][1] > self.patience
+
     def others(self, key: Hashable, place: int, onward: Call) -> Call:
         """What an entry in this place (see ``due``) goes on with: entries so far, or the general way."""
         return self.entries.get(key, onward) if place > 1 else onward

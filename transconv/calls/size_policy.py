@@ -66,6 +66,11 @@ class SizeChoice:
         """``over``, or that another kernel is there for which a call waits."""
         return self.over if waits is None else lambda: waits() or self.over()
 
+    def or_general(self, waits: Callable[[], bool]) -> Callable[[], bool]:
+        """``waits``, or that a kernel for any size has come that stands in for the size's own."""
+        among = self.among
+        return waits if among.general else lambda: waits() or among.general
+
     def settle(self, own: bool) -> None:
         """End the choice."""
         self.own, self.settled = own, True
@@ -78,12 +83,13 @@ class SizeChoice:
 
 class SizeChoices:
     """The choices of one kind of call, by its sizes. ``often``: how many came often; ``prepared``: so far
-    each size had a kernel of its own that was compiled already, as ``transconv prepare`` leaves them."""
+    each size had a kernel of its own that was compiled already, as ``transconv prepare`` leaves them;
+    ``general``: a kernel for any size answered."""
 
-    __slots__ = ("_first", "_found", "often", "prepared")
+    __slots__ = ("_first", "_found", "general", "often", "prepared")
 
     def __init__(self, first: list[Hashable]) -> None:
-        self.often, self.prepared = 0, True
+        self.often, self.prepared, self.general = 0, True, False
         self._first = first  # the first size of the layer, if there was one
         self._found: dict[Hashable, SizeChoice] = {}
 

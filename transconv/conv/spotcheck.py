@@ -63,9 +63,13 @@ class SampledBatches:
     rows: tuple[torch.Tensor, ...]
 
     def to(self, device: torch.device) -> SampledBatches:
-        return SampledBatches(
-            self.group.to(device), self.columns.to(device), tuple(r.to(device) for r in self.rows)
-        )
+        import torch
+
+        each = self.group, self.columns, *self.rows
+        sent = torch.cat(each, 1).to(device)  # one copy
+        ends = itertools.accumulate([t.shape[1] for t in each], initial=0)
+        group, columns, *rows = [sent[:, a:b] for a, b in itertools.pairwise(ends)]
+        return SampledBatches(group, columns, tuple(rows))
 
     def batch(self, at: slice) -> SampledBatches:
         return SampledBatches(self.group[at], self.columns[at], tuple(r[at] for r in self.rows))
@@ -90,34 +94,34 @@ def choose(axes: Axes, points: int, wide: bool = True) -> SampledBatches:
         r, c = min(width, prod(axes.rows)), min(width, axes.columns)
     afford = (MOST_GATHERED if r * c > 1 else MOST_PRODUCTS) // ((r + c) * terms if r * c > 1 else terms)
     batches = max(1, min(-(-count // (r * c)), afford), -(-min(16, count) // (r * c)))
-    group = _positions(axes.groups, (batches, 1), generator)
-    columns = _positions(axes.columns, (batches, c), generator)
-    rows = [_positions(n, (batches, r), generator) for n in axes.rows]
     if r * c > 1:
+        (group,) = _positions([axes.groups], batches, 1, generator)
+        (columns,) = _positions([axes.columns], batches, c, generator)
+        rows = _positions(axes.rows, batches, r, generator)
         for size, drawn in zip(sizes[1:], (columns, *rows), strict=True):
             drawn[:, 0], drawn[:, -1] = 0, size - 1
         group[0], group[-1] = 0, axes.groups - 1
     else:
+        group, columns, *rows = _positions(sizes, batches, 1, generator)
         corners = torch.tensor(list(itertools.product(*(sorted({0, n - 1}) for n in sizes))))
         for drawn, ends in zip((group, columns, *rows), corners.T, strict=True):
             drawn[: len(ends), 0] = ends[:batches]
     return SampledBatches(group, columns, tuple(rows))
 
 
-def _positions(size: int, shape: tuple[int, int], generator: torch.Generator) -> torch.Tensor:
-    """Random positions below ``size``. Every fourth batch has the first and last two positions and both
-    sides of multiples of 16; the others are uniform."""
+def _positions(
+    sizes: Sequence[int], batches: int, width: int, generator: torch.Generator
+) -> list[torch.Tensor]:
+    """Random positions below each of ``sizes``, (batches, width). Every fourth batch has the first and
+    last two positions and both sides of multiples of 16; the others are uniform."""
     import torch
 
-    def below(n: int) -> torch.Tensor:
-        return torch.randint(0, n, shape, generator=generator)
-
-    uniform, kind = below(size), below(6)
-    near = torch.where(
-        kind < 2, kind, torch.where(kind < 4, size + 1 - kind, below(size) // 16 * 16 + kind - 5)
-    )
-    chosen = torch.where(torch.arange(shape[0])[:, None] % 4 == 0, near, uniform)
-    return chosen.clamp(0, size - 1)
+    shape, size = (len(sizes), batches, width), torch.tensor(sizes)[:, None, None]
+    uniform, other = (torch.randint(0, 1 << 62, (2, *shape), generator=generator) % size).unbind()
+    kind = torch.randint(0, 6, shape, generator=generator)
+    near = torch.where(kind < 2, kind, torch.where(kind < 4, size + 1 - kind, other // 16 * 16 + kind - 5))
+    chosen = torch.where(torch.arange(batches)[:, None] % 4 == 0, near, uniform)
+    return [*chosen.clamp(torch.zeros_like(size), size - 1).unbind()]
 
 
 POINTS = 1024

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Generic
 
 from transconv.cost import CostFormula, Lines
@@ -131,6 +132,14 @@ class SizeTable(Generic[Made]):
         ]
 
 
+def _is_any(waits: Sequence[Callable[[], bool]]) -> bool:
+    """Whether one of them is over; each call that waits asks for it."""
+    for over in waits:
+        if over():
+            return True
+    return False
+
+
 def is_limit(condition: Expr) -> bool:
     """Whether it says that a number of sizes is not too large for a kernel."""
     return isinstance(condition, Le) and isinstance(condition.b, Const)
@@ -167,7 +176,7 @@ class Registry(Generic[Made]):
         """The plan for sizes, in the order of their names. Unsupported where there is none, or none yet
         as the mode has it (see ``runtime.ready``)."""
         why, waits = ("", []) if self.is_settled() else self._look(mode, sizes)
-        over = (lambda: any(w() for w in waits)) if waits else None
+        over = partial(_is_any, waits) if waits else None
         found = self.estimates(sizes)
         if not found:
             if over is not None:

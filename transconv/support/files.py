@@ -60,6 +60,8 @@ def folder(*inside: str) -> Path | None:
     except (OSError, RuntimeError) as error:  # its parents are closed to us; there is no home
         tell("folder", f"cannot be found, nothing is kept ({error})")
         return None
+    if _is_trusted(at, inside):
+        return at.joinpath(*inside)
     for name in ("", *inside):
         at = at / name
         try:
@@ -75,6 +77,18 @@ def folder(*inside: str) -> Path | None:
             )
             return None
     return at
+
+
+def _is_trusted(at: Path, inside: tuple[str, ...]) -> bool:
+    """Whether a folder and those inside of it are there and trusted: the way to the last one, which leads
+    through the others, is looked at once."""
+    places = [os.path.join(at, *inside[:n]) for n in range(len(inside) + 1)]
+    try:
+        return all(map(os.path.isdir, places)) and not (
+            why_reached(Path(places[-1]), of=-1) or any(why_foreign(os.stat(p)) for p in places)
+        )
+    except OSError:
+        return False
 
 
 def why_untrusted(at: Path) -> str:

@@ -49,23 +49,27 @@ def without_collections() -> Iterator[None]:
             gc.enable()
 
 
-@contextmanager
-def lasting() -> Iterator[None]:
-    """Within ``with``, objects are made that stay, as modules and plans do. They join those that Python
-    rarely looks through for cycles, and do not count for when it does so next: with all of torch's objects
-    that is a pause of a tenth of a second, in whichever call of the program comes then. They do not once
-    the program has frozen objects, which stay frozen."""
-    with without_collections():
-        yield
-        if not _frozen.is_set():
-            if gc.get_freeze_count():
-                _frozen.set()
-            else:
+class LastingObjects:
+    """``with lasting():`` is around what makes objects that stay, as modules and plans do. They join those
+    that Python rarely looks through for cycles, and do not count for when it does so next: with all of
+    torch's objects that is a pause of a tenth of a second, in whichever call of the program comes then.
+    What the program froze stays so: ``frozen`` says that there was something, which takes Python a
+    twentieth of a second to count."""
+
+    def __init__(self) -> None:
+        self.frozen = False
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        with without_collections():
+            yield
+            self.frozen = self.frozen or gc.get_freeze_count() > 0
+            if not self.frozen:
                 gc.freeze()
                 gc.unfreeze()  # into the oldest generation
 
 
-_frozen = threading.Event()  # known from then on: Python counts frozen objects one by one, in 20 ms
+lasting = LastingObjects()
 
 
 SOON_S = 0.0005

@@ -292,6 +292,7 @@ def dispatch(
         return _odd_form(f, input, weight, bias, *rest)
     key, flags, aligned = layer_keys.forward_key(req, input, weight, bias)
     route = route_cache.find(key)
+    met = route is not None
     if route is None:
         if input.dtype.is_complex:
             stats.handed_over(f"dtype:{str(input.dtype).removeprefix('torch.')}")
@@ -325,12 +326,22 @@ def dispatch(
         if not route.trains:
             select_impl.trained(route, input, weight, flags, aligned, settings.mode)
         call_entries.note(
-            function_of, f, given, (input, weight, bias, None), rest, route, flags, aligned, cast
+            function_of,
+            f,
+            given,
+            (input, weight, bias, None),
+            rest,
+            route,
+            flags,
+            aligned,
+            cast,
+            (apply, apply_cast),
+            key,
         )
     if (
         route.over is not None
         and route.compiled is None
-        and route.asks_own
+        and (met or route.asks_own)  # the gradients of a first call ask for kernels of any size
         and input.device.type not in aten_convolutions.replacement.devices
     ):
         route.calls += 1  # torch's own call, with its gradients, costs the least until the kernel is there

@@ -227,9 +227,15 @@ def _chosen(
         try:
             own = _launching(f, tensors, numbers, wanted, False, mode)
         except Unsupported as error:
-            if choice.settled:
+            if choice.settled and not isinstance(error, Waiting):
                 raise
-            route = _launching(f, tensors, numbers, wanted, True, mode)  # stands in
+            try:  # one for any size stands in
+                route = _launching(f, tensors, numbers, wanted, True, "never" if choice.settled else mode)
+            except Unsupported:
+                if not (choice.settled and isinstance(error, Waiting)):
+                    raise
+                error.over = choice.or_general(error.over)
+                raise error from None
             if isinstance(error, Waiting):
                 route.over = error.over
             elif error.reason not in (COMPILING, NEVER):
@@ -253,8 +259,10 @@ def _chosen(
     route = _launching(f, tensors, numbers, wanted, True, mode)
     if not route.any_size:
         choice.settle(own=True)
-    elif choice.is_counting:
-        route.over = choice.counted_with(route.over)
+    else:
+        choice.among.general = True
+        if choice.is_counting:
+            route.over = choice.counted_with(route.over)
     return route
 
 

@@ -290,7 +290,13 @@ def _submit(question: PlanRequest, asked: _PendingRequest, workers: int = 0, lat
     if _pool is None and question.target.backend in BACKENDS:
         expect_kernels()
     _asked[question] = asked
-    job = question.job | ({"hurried": True} if asked.hurried else {}) | ({"later": later} if later else {})
+    when = {
+        "hurried": asked.hurried,
+        "later": later,
+        "any_size": bool(asked.sizes),
+        "one_size": not (asked.sizes or asked.hurried),
+    }
+    job = question.job | {name: value for name, value in when.items() if value}
     asked.take = compilers(workers).submit(job, lambda answer: _answered(question, answer))
 
 

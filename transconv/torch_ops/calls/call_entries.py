@@ -150,8 +150,12 @@ def note(
     flags: Flags,
     aligned: bool,
     cast: torch.dtype | None,
+    applies: tuple[Call, Call] | None = None,
+    key: Any = (),
 ) -> None:
-    """A call went the general way: after a few, make an entry for its kind.
+    """A call went the general way: after a few, make an entry for its kind; after too many kinds, one that
+    finds the routes of all sizes by what differs in their ``key``, whose differentiable calls are
+    ``applies``.
 
     ``autograd(route, biased, cast)`` makes the differentiable call; ``given`` are input, weight, bias and
     residual, ``used`` what autocast made of them, and ``cast`` the type that it gives, None outside of it;
@@ -171,6 +175,20 @@ def note(
     if not place:
         return
     entry = _Entry(function, given, used, numbers, cast)
+    if applies and route.start is not None and CALLS.is_varied(id(weight)):
+        first, (req, _, _, *same) = entry.used[0], key
+        _keep_for_sizes(
+            entry,
+            given,
+            used,
+            route,
+            flags,
+            aligned,
+            applies,
+            f"find((req, {first}.shape, {first}.stride(), *same))",
+            {"find": route_cache.routes.get, "req": req, "same": same},
+        )
+        return
     check = check_of(*entry.tensors)
     if check is None:
         return
@@ -214,35 +232,53 @@ def note_layer(
         or not CALLS.due((id(w), "sizes"), 1)
     ):
         return  # after a few sizes: a weight that does not come back gets no entry
-    entry = _Entry(function, given, used, numbers, cast)
-    check, layer = check_of(*entry.tensors, free=1), route_cache.find_layer(key)
-    if check is None or layer is None:
+    entry, layer = _Entry(function, given, used, numbers, cast), route_cache.find_layer(key)
+    if layer is not None:
+        first = entry.used[0]
+        _keep_for_sizes(
+            entry,
+            given,
+            used,
+            route,
+            flags,
+            aligned,
+            applies,
+            f"known(({first}.shape, {first}.stride())) or find({first}, w)",
+            {"known": layer.known.get, "find": layer.forward},
+        )
+
+
+def _keep_for_sizes(
+    entry: _Entry,
+    given: Tensors,
+    used: Tensors,
+    route: ConvCall,
+    flags: Flags,
+    aligned: bool,
+    applies: tuple[Call, Call],
+    found_by: str,
+    known: dict[str, Any],
+) -> None:
+    """Keep an entry for all sizes of the input, the only one of the weight: ``found_by`` is the expression
+    that finds the route, of what is ``known``."""
+    check, sums = check_of(*entry.tensors, free=1), used[0]
+    if check is None or sums is None:
         return
-    found = CallGuard(check, (*WATCHED, *switches(flags, used[0].dtype)), aligned, only_on(route))
+    found = CallGuard(check, (*WATCHED, *switches(flags, sums.dtype)), aligned, only_on(route))
     names = [*entry.used, *["None"] * (given[2] is None)]
     applied = f"apply({', '.join(names)}, route)"
     if {"w", "b"} & set(entry.casts):
         applied = f"apply_cast({', '.join([names[0], 'w', 'b', *names[1:]])}, route)"
-    first = names[0]
     parts: list[Part] = [
         *(line for n, line in entry.casts.items() if n == "x"),
-        f"route = known(({first}.shape, {first}.stride())) or find({first}, w)",
-        ["route is not None", "route.start is not None"],
+        f"route = {found_by}",
+        ["route is not None", "route.start is not None", "not (route.adds_bias or route.copies)"],
         *(line for n, line in entry.casts.items() if n != "x"),
         *[f"if grad_enabled(): return {applied}"] * entry.trains,
         f"return route.start({', '.join(entry.used)})",
     ]
     CALLS.keep(
-        id(w),
-        entry.written(
-            found,
-            parts,
-            onward,
-            known=layer.known.get,
-            find=layer.forward,
-            apply=applies[0],
-            apply_cast=applies[1],
-        ),
+        id(given[1]), entry.written(found, parts, onward, **known, apply=applies[0], apply_cast=applies[1])
     )
 
 

@@ -91,6 +91,8 @@ def compile_route(
         try:
             call.of_any_size("never")
         except Unsupported:
+            if isinstance(error, Waiting) and choice is not None:
+                error.over = choice.or_general(error.over)
             raise error from None
         route.over = error.over if isinstance(error, Waiting) else None
         if choice is not None and size_policy.leaves_exact(error):
@@ -180,6 +182,7 @@ class _SelectedCall:
                 raise
             choice.settle(own=True)
             return False
+        choice.among.general = True
         if choice.is_counting:
             route.over = choice.counted_with(route.over)
         return True
