@@ -7,6 +7,7 @@ from __future__ import annotations
 import atexit
 import gc
 import json
+import logging
 import os
 import resource
 import sys
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from _pytest.logging import catching_logs
 from _pytest.runner import runtestprotocol
 
 from tests import programs
@@ -73,11 +75,26 @@ def _prepare_process() -> None:
             device.manual_seed_all = lambda seed: None
     # After each compile it would look for garbage in all that the tests have made.
     os.environ.setdefault("TORCH_DYNAMO_RUN_GC_AFTER_COMPILE", "0")
+    if "attached_loggers" in catching_logs.__slots__:
+        catching_logs.__enter__ = _catch_logs
     # Workers inherit the environment of the process that starts them, but each needs a cache of its own.
     if "TRANSCONV_CACHE" not in os.environ or "PYTEST_XDIST_WORKER" in os.environ:
         FOLDER.append(tempfile.TemporaryDirectory(prefix="transconv-tests-"))
         os.environ["TRANSCONV_CACHE"] = f"{FOLDER[-1].name}/cache"
         os.environ["TRANSCONV_KEY"] = f"{FOLDER[-1].name}/key"
+
+
+def _catch_logs(self: catching_logs[Any]) -> Any:
+    """As pytest does, but for loggers that pass on what they are told: it looks for the others, some forty
+    of torch, in each part of each test."""
+    root = logging.getLogger()
+    if self.level is not None:
+        self.orig_level = root.level
+        self.handler.setLevel(self.level)
+        root.setLevel(min(root.level, self.level))
+    root.addHandler(self.handler)
+    self.attached_loggers.append(root)
+    return self.handler
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -111,7 +128,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish() -> None:
     """What is there once all files are imported stays: no garbage collection looks at it again. They
-    come less often than by default, since kernels leave many nodes and few cycles."""
+    come less often than by default, since kernels leave many nodes and few cycles. Dynamo's log lacks the
+    names of functions, for which it reads whole files."""
+    if dynamo := sys.modules.get("torch._dynamo.symbolic_convert"):
+        dynamo.get_funcname = lambda file, line: None
     gc.collect()
     gc.freeze()
     gc.enable()

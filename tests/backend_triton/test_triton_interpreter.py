@@ -4,11 +4,12 @@ are small integers. The result, and memory that no element maps to, hold NaN bef
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib.util import find_spec, module_from_spec
 
 import numpy as np
 import pytest
 
-from transconv.backend_triton.launch.interpreter import place_of, product
+from transconv.backend_triton.launch.interpreter import place_of, prepare_interpreter, product
 from transconv.backend_triton.launch.jit_module import load
 from transconv.cli.run import execute
 from transconv.conv.conv_problem import ConvProblem, Prop
@@ -145,6 +146,33 @@ def test_the_line_of_a_function_is_triton_s() -> None:
     for function in (load(text, "f").fn.fn, load(text.replace("@triton.jit\n\n", ""), "f").fn):
         assert place_of(function) == get_jit_fn_file_line(JITFunction(function))
     assert place_of(place_of) == get_jit_fn_file_line(JITFunction(place_of))
+
+
+def test_types_and_shapes_are_triton_s() -> None:
+    """Beside a second copy of Triton's module, with its own constructors, each shape twice."""
+    from triton.language import core
+
+    prepare_interpreter()
+    spec = find_spec("triton.language.core")
+    assert spec is not None and spec.loader is not None
+    own = module_from_spec(spec)
+    spec.loader.exec_module(own)
+    told = []
+    for of in (own, core):
+        told.append([])
+        shapes = [4], [2, 8], of.tuple([1, 4]), [of.constexpr(4)], (4,), [], [3], [0], [4.0], [True]
+        for shape in 2 * shapes:
+            try:
+                made = of.block_type(of.float32, shape)
+            except Exception as refused:
+                told[-1].append(f"{type(refused).__name__}: {refused}")
+            else:
+                tile = of.tensor(None, made.with_element_ty(of.int8))
+                told[-1].append((str(made), made.shape.values, made.numel, str(tile), tile.numel.value))
+                assert made == of.block_type(of.float32, made.shape) and tile.shape[0] == made.shape[0]
+        number = of.tensor(None, of.float32)
+        told[-1].append((str(number), len(number.shape), number.numel.value))
+    assert told[0] == told[1] and len({*map(str, told[0])}) > 8
 
 
 def test_products_add_up_all_rows_alike() -> None:

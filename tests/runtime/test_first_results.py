@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.known_kernels import known_kernels  # noqa: F401  (a fixture)
 from transconv.backend_triton import TritonKernel
 from transconv.conv import CompiledDirection, ConvProblem, ConvWorkload, Epilogue, Prop
 from transconv.conv.relation import every

@@ -52,8 +52,8 @@ def prepare_interpreter() -> None:
     It computes sums and products of integers a second time, in 64 bits, for an assertion that it drops
     unless it debugs; half of its time goes there.
 
-    It lists its language's builtin functions for each launch, and for each operation NumPy's types and the
-    texts of types.
+    It lists its language's builtin functions and makes their replacements for each launch, and for each
+    operation NumPy's types, shapes and the texts of types.
     """
     from triton.language import bfloat16, core, float32, int1, math, uint64
     from triton.runtime import interpreter
@@ -118,6 +118,8 @@ def prepare_interpreter() -> None:
     core.tuple_type.name = property(
         lambda self: f"[{','.join(f'{k}:{v}' for k, v in zip(self.fields, self.types, strict=False))}]"
     )
+    core.block_type.__init__, core.tensor.__init__ = block_type_without_name, tensor_of_known_shape
+    core.block_type.name = property(lambda self: f"<{self.shape}, {self.element_ty}>")
     language = import_module("triton.language")
     if knobs.interpret():  # else the next kernel is compiled
         cuda = import_module(INSTRUCTIONS)
@@ -131,21 +133,63 @@ def prepare_interpreter() -> None:
 @lru_cache(maxsize=16)
 def builtins_of(package: Any) -> tuple[tuple[str, Any], ...]:
     """The builtin functions of a module or class of Triton's language, by name."""
-    is_builtin = import_module("triton.language.core").is_builtin
     every = ((name, getattr(package, name, None)) for name in dir(package))
-    return tuple((name, found) for name, found in every if is_builtin(found))
+    return tuple((name, found) for name, found in every if core().is_builtin(found))
 
 
-def patch_builtin(package: Any, *rest: Any) -> None:
-    """Replaces the builtin functions of a module or class, as Triton's function of this name does."""
-    patch = import_module("triton.runtime.interpreter")._patch_attr
+@lru_cache(maxsize=1)
+def core() -> Any:
+    """The module of Triton's language that has its types."""
+    return import_module("triton.language.core")
+
+
+@lru_cache(maxsize=16)
+def replacements(package: Any, builder: Any) -> tuple[tuple[str, Any], ...]:
+    """What replaces the builtin functions of a module or class where kernels are interpreted, by name."""
+    interpreter = import_module("triton.runtime.interpreter")
+    scope = interpreter._LangPatchScope()
     for name, found in builtins_of(package):
-        patch(package, name, found, *rest)
+        interpreter._patch_attr(package, name, found, builder, scope)
+    made = tuple((name, getattr(package, name)) for name, _ in builtins_of(package))
+    scope.restore()
+    return made
+
+
+def patch_builtin(package: Any, builder: Any, scope: Any) -> None:
+    """Replaces the builtin functions of a module or class, as Triton's function of this name does, unless
+    that is done: it does so again for each call of a function from a kernel."""
+    made = replacements(package, builder)
+    if made and getattr(package, made[0][0]) is not made[0][1]:
+        for name, function in made:
+            scope.set_attr(package, name, function)
 
 
 def tuple_type_without_name(self: Any, types: Any, fields: Any = None) -> None:
     """Triton's constructor of the type of a tuple, without its name."""
     self.types, self.fields = types, fields or [""] * len(types)
+
+
+@lru_cache(maxsize=4096)
+def known_shape(extents: tuple[int, ...]) -> tuple[Any, Any, Any]:
+    """The shape of the type of a block, and of a tensor of this type the shape and number of elements."""
+    numbers = core().tuple([core().constexpr(n) for n in extents])
+    return core().tuple(extents), numbers, core().constexpr(int(np.prod(extents)))
+
+
+def block_type_without_name(self: Any, element_ty: Any, shape: Any) -> None:
+    """Triton's constructor of the type of a block, without its name."""
+    assert isinstance(shape, list | core().tuple)
+    extents = tuple(getattr(n, "value", n) for n in getattr(shape, "values", shape))
+    if not extents:
+        raise TypeError("0d block_type is forbidden")
+    self.element_ty, self.numel = element_ty, core().validate_block_shape(extents)
+    self.shape = known_shape(extents)[0]
+
+
+def tensor_of_known_shape(self: Any, handle: Any, type: Any) -> None:
+    """Triton's constructor of a tensor; tensors of one shape share it."""
+    self.handle, self.type, self.dtype = handle, type, type.scalar
+    _, self.shape, self.numel = known_shape(tuple(type.shape.values) if type.is_block() else ())
 
 
 @contextmanager
