@@ -261,7 +261,7 @@ class PieceRun:
         piece, where sums have the same blocks. The schedule itself where none is legal."""
         summed = {x.name for x in compute.axes_of("K")}
         plain, tiles = Schedule(), programs(schedule, compute)
-        words: list[dict[str, Any]] = [{}, {"behind": plain.behind}]
+        words: list[dict[str, Any]] = [{}, {"behind": plain.behind}, {"turn": plain.turn}]
         words += [{**w, "programs": max(1, tiles // 2)} for w in words[:2]]
         words += [{**w, "programs": plain.programs, "consumers": plain.consumers} for w in words[:2]]
         for made in (schedule, fitted(schedule, compute, self.target)):
