@@ -31,7 +31,7 @@ AGAIN = 1.1  # of the time of each step once: what another axis may save is wort
 class RegionPieces:
     """A region that runs within a bound. ``rates``: the chip that decides where there is none;
     ``backward``: its graph computes gradients, while what the forward graph returned is there;
-    ``outside``: bytes of what else is there while it runs; ``passed``: the places of inputs that nobody
+    ``outside``: what else is there while it runs, bytes by address; ``passed``: the places of inputs that nobody
     else holds; ``compiled``: the compiled graph is within the bound, and runs."""
 
     launches: RegionLaunches
@@ -39,7 +39,7 @@ class RegionPieces:
     target: Target
     rates: Target
     backward: bool = False
-    outside: int = 0
+    outside: dict[int, int] = field(default_factory=dict)
     passed: set[int] = field(default_factory=set)
     compiled: bool = False
     run: PieceRun | None = None
@@ -82,7 +82,7 @@ class RegionPieces:
         own = [t.untyped_storage().data_ptr() if isinstance(t, Tensor) else 0 for t in tensors]
         found = [v.untyped_storage() for v in values if isinstance(v, Tensor)]
         sizes = {s.data_ptr(): s.nbytes() for s in found}
-        self.outside = sum(n for at, n in sizes.items() if at not in own)
+        self.outside = sizes
         alone = [p and at not in sizes and own.count(at) == 1 for at, p in zip(own, passed, strict=True)]
         self.passed = {i for i, p in enumerate(alone) if p}
 
@@ -92,7 +92,7 @@ class RegionPieces:
         storages = [t.untyped_storage() for t in (*given, *tensors) if isinstance(t, Tensor)]
         for found in self.bound.made.values() if self.backward else ():
             storages += [s for ref in found if (s := ref()) is not None]
-        return self.outside + sum({s.data_ptr(): s.nbytes() for s in storages}.values())
+        return sum((self.outside | {s.data_ptr(): s.nbytes() for s in storages}).values())
 
     def plan(self, bound: BoundRegion, beside: int) -> None:
         """Find the pieces: along the outermost axis, or another one if that exceeds the bound, or is
