@@ -73,14 +73,14 @@ def _run(h: int, w: int, pieces: int) -> tuple[list[Tensor], dict[str, Tensor]]:
         for operand in step.stored.values():
             operand.memory.makers.append(step)
     torch.manual_seed(0)
-    given = {n: torch.randn(m.room(m.digit)) for n, m in memories.items() if m.given}
+    given = {n: torch.randn(m.bytes // 4) for n, m in memories.items() if m.given}
     plan = planned(steps, 0, 1)
     assert any(p.wanted.steps for p in plan.passes)  # tiles leave parts
     for p in plan.passes:
         if p.sample is not None:
             p.pieces = min(pieces, p.wanted.most)
     run = PieceRun(plan, target, torch.device("cpu"))
-    rooms = run({memories[n]: PartMemory(t, 0, memories[n].digit) for n, t in given.items()})
+    rooms = run({memories[n]: PartMemory(t, memories[n].all) for n, t in given.items()})
     return [rooms[memories[n]].tensor for n in ("Y1", "Y2")], given
 
 

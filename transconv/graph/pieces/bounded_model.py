@@ -108,6 +108,6 @@ class BoundReport:
                 kept += [f"statistics of {s.name}" for s in p.wanted.steps]
                 kept += [f"whole {s.name}" for s in p.whole]
                 lines.append(
-                    f"  {p.level:4}  {p.pieces:6}  {size_text(p.peak):>9}  {p.us:9.4g}  {'; '.join(kept)}"
+                    f"  {p.level:4}  {f'{p.pieces}x{p.columns}' if p.columns > 1 else p.pieces:6}  {size_text(p.peak):>9}  {p.us:9.4g}  {'; '.join(kept)}"
                 )
         return "\n".join(lines)
