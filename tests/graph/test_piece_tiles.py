@@ -16,7 +16,7 @@ from transconv.compute import Alone, execute, parse
 from transconv.errors import Unsupported
 from transconv.graph.pieces.piece_execution import PartMemory, PieceRun
 from transconv.graph.pieces.piece_plan import planned
-from transconv.graph.pieces.step_graph import Operand, StepMemory, steps_of
+from transconv.graph.pieces.step_graph import Operand, StepMemory, crossed, steps_of
 from transconv.target import TARGETS
 
 Tensor = torch.Tensor
@@ -58,8 +58,9 @@ def _memory(name: str, tensor: object, given: bool) -> StepMemory:
     return StepMemory(name, tensor.shape, strides, torch.float32, given)  # type: ignore[attr-defined]
 
 
-def _run(h: int, w: int, pieces: int) -> tuple[list[Tensor], dict[str, Tensor]]:
-    """The statistics of a convolution, in so many pieces at least, and what it was given."""
+def _run(h: int, w: int, pieces: int, columns: int = 1) -> tuple[list[Tensor], dict[str, Tensor]]:
+    """The statistics of a convolution, in so many pieces at least of so many columns, and what it was
+    given."""
     text = STATISTICS.format(h=h, w=w, a=3 * h * w, b=3 * w, c=8 * h * w, d=8 * w)
     compute = parse(text)
     memories = {t.name: _memory(t.name, t, t.name[0] == "X") for t in compute.tensors}
@@ -72,6 +73,8 @@ def _run(h: int, w: int, pieces: int) -> tuple[list[Tensor], dict[str, Tensor]]:
         step.number, step.us = number, 1.0
         for operand in step.stored.values():
             operand.memory.makers.append(step)
+    if columns > 1:
+        crossed(steps, [memories["X0"]], "w", target)
     torch.manual_seed(0)
     given = {n: torch.randn(m.bytes // 4) for n, m in memories.items() if m.given}
     plan = planned(steps, 0, 1)
@@ -79,16 +82,19 @@ def _run(h: int, w: int, pieces: int) -> tuple[list[Tensor], dict[str, Tensor]]:
     for p in plan.passes:
         if p.sample is not None:
             p.pieces = min(pieces, p.wanted.most)
+            if columns > 1:
+                assert p.crosses(plan.kept)
+                p.columns = min(columns, p.wanted.across.most)
     run = PieceRun(plan, target, torch.device("cpu"))
     rooms = run({memories[n]: PartMemory(t, memories[n].all) for n, t in given.items()})
     return [rooms[memories[n]].tensor for n in ("Y1", "Y2")], given
 
 
-@pytest.mark.parametrize(("h", "w"), [(24, 16), (19, 7)])
-def test_statistics_of_pieces_are_those_of_the_whole(h: int, w: int) -> None:
+@pytest.mark.parametrize(("h", "w", "columns"), [(24, 16, 1), (19, 7, 1), (3, 1536, 2)])
+def test_statistics_of_pieces_are_those_of_the_whole(h: int, w: int, columns: int) -> None:
     whole, given = _run(h, w, 1)
     for pieces in (2, 5):
-        made, _ = _run(h, w, pieces)
+        made, _ = _run(h, w, pieces, columns)
         assert all(map(torch.equal, made, whole))
     text = STATISTICS.format(h=h, w=w, a=3 * h * w, b=3 * w, c=8 * h * w, d=8 * w)
     shapes = {"X0": (h, w, 3), "X1": (8, 3, 3, 3), "X2": (8,)}

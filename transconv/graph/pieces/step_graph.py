@@ -85,6 +85,7 @@ class StepMemory:
     unit: int = 1
     makers: list[Step] = field(default_factory=list)
     across: StepMemory | None = None
+    counted: dict[TensorPart, int] = field(default_factory=dict)  # what ``part_bytes`` found
 
     @property
     def bytes(self) -> int:
@@ -105,10 +106,13 @@ class StepMemory:
 
     def part_bytes(self, part: TensorPart) -> int:
         """Bytes of memory of a part."""
-        cuts = self.cuts(part)
-        pairs = [(n, s) for n, s in zip(self.shape, self.strides, strict=True) if n > 1]
-        found = sum((n - 1) * self.at(s, part) for n, s in pairs if not cuts or s >= cuts[0][0])
-        return self.dtype.itemsize * (found + (_address(cuts[0][1].size, cuts[1:]) if cuts else 1))
+        if (known := self.counted.get(part)) is None:
+            cuts = self.cuts(part)
+            pairs = [(n, s) for n, s in zip(self.shape, self.strides, strict=True) if n > 1]
+            found = sum((n - 1) * _address(s, cuts) for n, s in pairs if not cuts or s >= cuts[0][0])
+            found += _address(cuts[0][1].size, cuts[1:]) if cuts else 1
+            known = self.counted[part] = self.dtype.itemsize * found
+        return known
 
     def at(self, behind: int, part: TensorPart) -> int:
         """An address in a part, of one in the whole."""
@@ -503,7 +507,7 @@ def left_of(
 def crossed(steps: Sequence[Step], images: Sequence[StepMemory], over: str, target: Target) -> None:
     """Note in steps and tensors how pieces of a first axis are cut along a second one, too."""
     for m in dict.fromkeys((*images, *(o.memory for s in steps for o in s.operands.values()))):
-        m.across = replace(m, digit=0, unit=1, makers=[])
+        m.across = replace(m, digit=0, unit=1, makers=[], counted={})
     for m in images:
         assert m.across is not None
         mark(m.across, over)
