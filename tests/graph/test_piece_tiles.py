@@ -14,6 +14,7 @@ import transconv
 from tests.graph.test_pieces import compared, trains
 from transconv.compute import Alone, execute, parse
 from transconv.errors import Unsupported
+from transconv.graph.pieces.demands import Demand
 from transconv.graph.pieces.piece_execution import PartMemory, PieceRun
 from transconv.graph.pieces.piece_plan import planned
 from transconv.graph.pieces.step_graph import Operand, StepMemory, crossed, steps_of
@@ -90,7 +91,7 @@ def _run(h: int, w: int, pieces: int, columns: int = 1) -> tuple[list[Tensor], d
     return [rooms[memories[n]].tensor for n in ("Y1", "Y2")], given
 
 
-@pytest.mark.parametrize(("h", "w", "columns"), [(24, 16, 1), (19, 7, 1), (3, 1536, 2)])
+@pytest.mark.parametrize(("h", "w", "columns"), [(24, 16, 1), (19, 7, 1), pytest.param(3, 1536, 2, marks=pytest.mark.slow)])
 def test_statistics_of_pieces_are_those_of_the_whole(h: int, w: int, columns: int) -> None:
     whole, given = _run(h, w, 1)
     for pieces in (2, 5):
@@ -121,6 +122,16 @@ def test_a_norm_over_pieces_is_that_of_the_whole() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), Normed(4), nn.Conv2d(4, 2, 1))
     compared(model, torch.randn(1, 2, 23, 4), 0.7)
+
+
+@pytest.mark.slow
+def test_a_norm_over_pieces_of_two_axes_is_that_of_the_whole() -> None:
+    torch.manual_seed(0)
+    ends = nn.Conv2d(8, 8, 3, padding=1), nn.SiLU(), nn.Conv2d(8, 2, 3, padding=1)
+    model = nn.Sequential(nn.Conv2d(2, 8, 3, padding=1), Normed(8), *ends)
+    with patch.object(Demand, "aside", lambda *_: 0):
+        report = compared(model, torch.randn(1, 2, 7, 64), 0.5, "h")
+    assert max(p.columns for p in report.plans[0].passes) > 1
 
 
 @pytest.mark.slow

@@ -27,7 +27,8 @@ def within(
 
     ``over``: the axis of images along which pieces are cut: ``"n"`` (images), ``"d"`` (depth or time),
     ``"h"`` or ``"w"``; default: the outermost one with several positions; where that exceeds the bound, or
-    is short and computes much again, the one that is estimated to take least. What a piece reads beyond
+    is short and computes much again, the one that is estimated to take least. Where the pieces of one axis
+    exceed the bound, those of two are taken, of the second axis those that are estimated to take least. What a piece reads beyond
     its edges is found exactly, norms are computed over the whole, and every bit of the result is that of
     ``within(model, memory=None, over=...)`` of that axis, and of gradients: a backward pass computes the
     forward pass again, in pieces. For inference call it within ``torch.no_grad()``.
@@ -99,7 +100,7 @@ class BoundReport:
                 continue
             share = plan.us / plan.once if plan.once else 1.0
             lines.append(
-                f"{len(plan.steps)} steps in {len(plan.passes)} passes along {plan.over}, {share:.2f} of "
+                f"{len(plan.steps)} steps in {len(plan.passes)} passes along {plan.axes}, {share:.2f} of "
                 f"the time of each step once (estimated); {size_text(plan.beside)} of weights and inputs"
             )
             lines.append("  pass  pieces       peak         us  keeps, and what is whole")

@@ -158,6 +158,11 @@ class PiecePlan:
     over: str = ""
 
     @property
+    def axes(self) -> str:
+        """The axes of the pieces, in words."""
+        return " and ".join(self.over)
+
+    @property
     def whole(self) -> bool:
         """Whether each step runs whole."""
         return all(p.sample is None for p in self.passes)
@@ -595,11 +600,13 @@ def refuse_beyond(plan: PiecePlan, bound: MemoryBound) -> None:
     if plan.peak <= bound.bytes:
         return
     worst = max(plan.passes, key=lambda p: p.peak)
+    count = worst.pieces * worst.columns
+    many = "whole" if count == 1 else f"in {count} pieces"
     raise Unsupported(
         "within:memory",
-        f"memory={bound.told!r} is too small: at least {size_text(plan.peak, up=True)} are needed, of "
-        f"which {size_text(plan.beside)} are weights and other tensors that the caller holds; the most is "
-        f"there while {worst.largest} runs",
+        f"memory={bound.told!r} is too small: {f'along {plan.axes}, ' * bool(plan.over)}at least "
+        f"{size_text(plan.peak, up=True)} are needed, of which {size_text(plan.beside)} are weights and other "
+        f"tensors that the caller holds; the most is there while {worst.largest} runs, {many}",
     )
 
 
