@@ -177,9 +177,7 @@ class Demand:
                     each = [w for w in windows if w is not None]
                     own = {w.dim: w.span.size for w in each}
                     ends = [own.get(d, n) - 1 for d, n in enumerate(declared.shape)]
-                    found += size * (
-                        1 + sum(n * s for n, s in zip(ends, each[-1].strides, strict=True))
-                    )
+                    found += size * (1 + sum(n * s for n, s in zip(ends, each[-1].strides, strict=True)))
         return found
 
     def cuts(self, step: Step, name: str) -> bool:

@@ -284,6 +284,7 @@ def _searched(steps: Sequence[Step], beside: int, bound: int) -> PiecePlan:
     return best
 
 
+IN_GRID = 1024  # pieces at most of two axes
 EXACT = 4  # times at most that a plan is cut finer
 EXCHANGED = 6  # tensors at most for which others are given up
 
@@ -410,11 +411,14 @@ def _grid(
     best, p.over = 0.0, {}
     most = p.wanted.across.most
     for columns in [n for e in range(1, 40) if (n := 1 << e) < most] + [most]:
-        for n in (tries[-1], *tries):  # whether any do, and then the fewest
+        rows = [n for n in tries if n * columns <= IN_GRID]
+        for n in (*rows[-1:], *rows):  # whether any do, and then the fewest
             p.pieces, p.columns = n, columns
             peak, sample = middle()
-            if (peak > bound) == (n == tries[-1]):
+            if (peak > bound) == (n == rows[-1]):
                 break
+        if not rows:
+            break
         assert sample is not None
         us = n * columns * sample.us
         if best and (peak > bound or us >= best):

@@ -235,4 +235,3 @@ def _alike(steps: Sequence[Step]) -> list[Step]:
             for s in found
             if not any(o.memory in spaces for o in s.operands.values())
         ]
-

@@ -46,6 +46,7 @@ from transconv.schedule import Schedule, Scheduled, along, carried, finishes, pa
 from transconv.selection import choice
 from transconv.target import Target
 
+
 class TensorPart(NamedTuple):
     """A part of a tensor: elements of its digit, and where pieces are cut along two axes of the second
     one."""
