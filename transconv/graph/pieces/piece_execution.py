@@ -66,8 +66,10 @@ class LeftPlace(NamedTuple):
     def copy(self, whole: Tensor, parts: Tensor) -> None:
         """Put parts there."""
         if self.own:
-            whole = whole.unflatten(self.rows, (-1, self.columns))
-            parts = parts.unflatten(self.rows, (-1, self.own))
+            whole, parts = (
+                t.view(*t.shape[: self.rows], -1, n, *t.shape[self.rows + 1 :])
+                for t, n in ((whole, self.columns), (parts, self.own))
+            )
         for dim, place in self.places:
             whole = whole.narrow(dim, place, parts.shape[dim])
         whole.copy_(parts)

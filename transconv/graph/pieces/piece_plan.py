@@ -24,10 +24,8 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from transconv.compute import AxisSpan
-from transconv.graph.backend_options import MemoryBound
 from transconv.graph.pieces.demands import NOTHING, Demand, PassResults, demand, is_alone
 from transconv.graph.pieces.step_graph import Step, StepMemory, TensorPart, undivided
-from transconv.support import Unsupported
 
 TRIED = 64  # tensors at most that are given up or added
 NO_RESULTS = PassResults((), ())
@@ -68,8 +66,9 @@ class KnownPasses:
 @dataclass(slots=True, eq=False)
 class PiecePass:
     """What runs at a level: ``whole`` steps, then ``pieces`` pieces of what is ``wanted``, of each of
-    ``columns`` of a second axis, one after another. ``over``: kept tensors that take the place of others that nothing reads behind the pass; ``sample``: a piece in the
-    middle; ``peak``: bytes of all that is there at once; ``us``: microseconds."""
+    ``columns`` of a second axis, one after another. ``over``: kept tensors that take the place of others
+    that nothing reads behind the pass; ``sample``: a piece in the middle; ``peak``: bytes of all that is
+    there at once; ``us``: microseconds."""
 
     level: int
     whole: list[Step]
@@ -284,7 +283,7 @@ def _searched(steps: Sequence[Step], beside: int, bound: int) -> PiecePlan:
     return best
 
 
-IN_GRID = 1024  # pieces at most of two axes
+MOST, IN_GRID = 256, 512  # pieces at most of a pass, along one axis and of two: each is planned alone
 EXACT = 4  # times at most that a plan is cut finer
 EXCHANGED = 6  # tensors at most for which others are given up
 
@@ -375,7 +374,8 @@ def _cut(
     found = known.cuts.get(key)
     if found is None:
         over = _over(p, plan, born) if p.sample is not None else {}
-        tries = [n for e in range(40) if (n := 1 << e) < p.wanted.most] + [p.wanted.most] if seen else [1]
+        most = min(p.wanted.most, MOST) if seen else 1
+        tries = [n for e in range(40) if (n := 1 << e) < most] + [most]
         for n in tries:
             for taken in ({}, over) if over else ({},):
                 p.pieces, p.columns, p.over = n, 1, taken
@@ -597,26 +597,3 @@ def _alike(a: StepMemory, b: StepMemory) -> bool:
     return (
         a.dtype is b.dtype and a.digit == b.digit and a.bytes == b.bytes and next(strides) == next(strides)
     )
-
-
-def refuse_beyond(plan: PiecePlan, bound: MemoryBound) -> None:
-    """Raise Unsupported for a plan that exceeds a bound, with the least that would do, and why."""
-    if plan.peak <= bound.bytes:
-        return
-    worst = max(plan.passes, key=lambda p: p.peak)
-    count = worst.pieces * worst.columns
-    many = "whole" if count == 1 else f"in {count} pieces"
-    raise Unsupported(
-        "within:memory",
-        f"memory={bound.told!r} is too small: {f'along {plan.axes}, ' * bool(plan.over)}at least "
-        f"{size_text(plan.peak, up=True)} are needed, of which {size_text(plan.beside)} are weights and other "
-        f"tensors that the caller holds; the most is there while {worst.largest} runs, {many}",
-    )
-
-
-def size_text(count: int, up: bool = False) -> str:
-    """A number of bytes, in words; ``up``: no less than it is."""
-    unit = max(e for e in (0, 3, 6, 9, 12) if e == 0 or count >= 10**e)
-    step = 10 ** max(0, len(str(count)) - 4)  # four digits
-    found = -(-count // step) * step if up else count
-    return f"{found / 10**unit:.4g} {('bytes', 'KB', 'MB', 'GB', 'TB')[unit // 3]}"

@@ -13,8 +13,9 @@ from transconv.compute import Alone, Workload
 from transconv.functional.calls.compiled_launch import TensorMemory, aligned, deterministic, program
 from transconv.graph.backend_options import MemoryBound, mark
 from transconv.graph.fusion.index_ir import Piece
+from transconv.graph.pieces.bounded_model import refuse_beyond
 from transconv.graph.pieces.piece_execution import PartMemory, PieceRun
-from transconv.graph.pieces.piece_plan import NO_RESULTS, PiecePass, PiecePlan, planned, refuse_beyond
+from transconv.graph.pieces.piece_plan import NO_RESULTS, PiecePass, PiecePlan, planned
 from transconv.graph.pieces.step_graph import Operand, Step, StepMemory, crossed, steps_of, undivided
 from transconv.runtime import estimated
 from transconv.support import TransconvError
@@ -31,8 +32,8 @@ AGAIN = 1.1  # of the time of each step once: what another axis may save is wort
 class RegionPieces:
     """A region that runs within a bound. ``rates``: the chip that decides where there is none;
     ``backward``: its graph computes gradients, while what the forward graph returned is there;
-    ``outside``: what else is there while it runs, bytes by address; ``passed``: the places of inputs that nobody
-    else holds; ``compiled``: the compiled graph is within the bound, and runs."""
+    ``outside``: what else is there while it runs, bytes by address; ``passed``: the places of inputs that
+    nobody else holds; ``compiled``: the compiled graph is within the bound, and runs."""
 
     launches: RegionLaunches
     bound: MemoryBound
@@ -146,8 +147,8 @@ class RegionPieces:
         asked, named = self.asked(bound)
         weights = self.weights(asked, named)
         images = [operand.memory for piece, operand in known.items() if piece not in weights]
-        for memory in images:
-            mark(memory, over[:1])
+        for image in images:
+            mark(image, over[:1])
         found: list[Step] = []
         for work, names, kernel, start in zip(
             asked, named, self.launches.kernels, bound.starts, strict=True
