@@ -31,8 +31,8 @@ def within(
     is short and computes much again, the one that is estimated to take least. Where the pieces of one axis
     exceed the bound, those of two are taken, of the second axis as few as are estimated to take least.
     What a piece reads beyond its edges is found exactly, norms are computed over the whole, and every bit
-    of the result is that of ``within(model, memory=None, over=...)`` of the first axis, and of gradients: a
-    backward pass computes the forward pass again, in pieces. For inference call it within
+    of the result is that of ``within(model, memory=None, over=...)`` of the first axis, and of gradients:
+    a backward pass computes the forward pass again, in pieces. For inference call it within
     ``torch.no_grad()``.
 
     The first call of each shape finds the pieces. It raises Unsupported where no number of pieces stays
@@ -126,9 +126,9 @@ def refuse_beyond(plan: PiecePlan, bound: MemoryBound) -> None:
     many = "whole" if count == 1 else f"in {count} pieces"
     raise Unsupported(
         "within:memory",
-        f"memory={bound.told!r} is too small: {f'along {plan.axes}, ' * bool(plan.over)}at least "
-        f"{size_text(plan.peak, up=True)} are needed, of which {size_text(plan.beside)} are weights and "
-        f"other tensors that the caller holds; the most is there while {worst.largest} runs, {many}",
+        f"memory={bound.told!r} is too small: at least {size_text(plan.peak, up=True)} are needed"
+        f"{f' along {plan.axes}' * bool(plan.over)}, of which {size_text(plan.beside)} are weights and other "
+        f"tensors that the caller holds; the most is there while {worst.largest} runs, {many}",
     )
 
 
