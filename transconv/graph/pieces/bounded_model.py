@@ -127,8 +127,8 @@ def refuse_beyond(plan: PiecePlan, bound: MemoryBound) -> None:
     raise Unsupported(
         "within:memory",
         f"memory={bound.told!r} is too small: at least {size_text(plan.peak, up=True)} are needed"
-        f"{f' along {plan.axes}' * bool(plan.over)}, of which {size_text(plan.beside)} are weights and other "
-        f"tensors that the caller holds; the most is there while {worst.largest} runs, {many}",
+        f"{f' along {plan.axes}' * bool(plan.over)}, of which {size_text(plan.beside)} are weights and "
+        f"other tensors that the caller holds; the most is there while {worst.largest} runs, {many}",
     )
 
 
