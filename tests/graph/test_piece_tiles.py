@@ -14,10 +14,11 @@ import transconv
 from tests.graph.test_pieces import compared, trains
 from transconv.compute import Alone, execute, parse
 from transconv.errors import Unsupported
+from transconv.graph.pieces.demands import Demand
 from transconv.graph.pieces.piece_execution import PartMemory, PieceRun
 from transconv.graph.pieces.piece_plan import planned
-from transconv.graph.pieces.step_graph import Operand, StepMemory, steps_of
-from transconv.target import TARGETS
+from transconv.graph.pieces.step_graph import Operand, StepMemory, crossed, steps_of
+from transconv.target import TARGETS, Target
 
 Tensor = torch.Tensor
 STATISTICS = """compute convolution_bias_mean_var
@@ -58,37 +59,58 @@ def _memory(name: str, tensor: object, given: bool) -> StepMemory:
     return StepMemory(name, tensor.shape, strides, torch.float32, given)  # type: ignore[attr-defined]
 
 
-def _run(h: int, w: int, pieces: int) -> tuple[list[Tensor], dict[str, Tensor]]:
-    """The statistics of a convolution, in so many pieces at least, and what it was given."""
-    text = STATISTICS.format(h=h, w=w, a=3 * h * w, b=3 * w, c=8 * h * w, d=8 * w)
-    compute = parse(text)
+def _planned(
+    h: int, w: int, pieces: int, columns: int, target: Target
+) -> tuple[PieceRun, dict[str, StepMemory]]:
+    """What runs the statistics of a convolution in so many pieces at least, of so many columns."""
+    compute = parse(STATISTICS.format(h=h, w=w, a=3 * h * w, b=3 * w, c=8 * h * w, d=8 * w))
     memories = {t.name: _memory(t.name, t, t.name[0] == "X") for t in compute.tensors}
     memories["X0"].digit = 3 * h * w
     memories["Y1"].handed = memories["Y2"].handed = True
     operands = {n: Operand(m) for n, m in memories.items()}
-    target = TARGETS["interpreter"]
     steps = steps_of(Alone(compute), operands, target, False, "conv")
     for number, step in enumerate(steps):
         step.number, step.us = number, 1.0
         for operand in step.stored.values():
             operand.memory.makers.append(step)
-    torch.manual_seed(0)
-    given = {n: torch.randn(m.room(m.digit)) for n, m in memories.items() if m.given}
+    if columns > 1:
+        crossed(steps, [memories["X0"]], "w", target)
     plan = planned(steps, 0, 1)
     assert any(p.wanted.steps for p in plan.passes)  # tiles leave parts
     for p in plan.passes:
         if p.sample is not None:
             p.pieces = min(pieces, p.wanted.most)
-    run = PieceRun(plan, target, torch.device("cpu"))
-    rooms = run({memories[n]: PartMemory(t, 0, memories[n].digit) for n, t in given.items()})
+            if columns > 1:
+                assert p.crosses(plan.kept)
+                p.columns = min(columns, p.wanted.across.most)
+    return PieceRun(plan, target, torch.device("cpu")), memories
+
+
+def _run(h: int, w: int, pieces: int, columns: int = 1) -> tuple[list[Tensor], dict[str, Tensor]]:
+    """The statistics of a convolution, in so many pieces at least of so many columns, and what it was
+    given."""
+    run, memories = _planned(h, w, pieces, columns, TARGETS["interpreter"])
+    torch.manual_seed(0)
+    given = {n: torch.randn(m.bytes // 4) for n, m in memories.items() if m.given}
+    rooms = run({memories[n]: PartMemory(t, memories[n].all) for n, t in given.items()})
     return [rooms[memories[n]].tensor for n in ("Y1", "Y2")], given
 
 
-@pytest.mark.parametrize(("h", "w"), [(24, 16), (19, 7)])
-def test_statistics_of_pieces_are_those_of_the_whole(h: int, w: int) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize("columns", [1, 4])
+def test_pieces_of_a_large_image_have_schedules(columns: int) -> None:
+    run, _ = _planned(4096, 4096, 8, columns, TARGETS["sm_90"])
+    run.arrange()  # lowers the kernels of all pieces
+    assert len({id(one.launch) for _, done in run.tape for _, one in done if one is not None}) > 3
+
+
+@pytest.mark.parametrize(
+    ("h", "w", "columns"), [(24, 16, 1), (19, 7, 1), pytest.param(3, 1536, 2, marks=pytest.mark.slow)]
+)
+def test_statistics_of_pieces_are_those_of_the_whole(h: int, w: int, columns: int) -> None:
     whole, given = _run(h, w, 1)
     for pieces in (2, 5):
-        made, _ = _run(h, w, pieces)
+        made, _ = _run(h, w, pieces, columns)
         assert all(map(torch.equal, made, whole))
     text = STATISTICS.format(h=h, w=w, a=3 * h * w, b=3 * w, c=8 * h * w, d=8 * w)
     shapes = {"X0": (h, w, 3), "X1": (8, 3, 3, 3), "X2": (8,)}
@@ -115,6 +137,16 @@ def test_a_norm_over_pieces_is_that_of_the_whole() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), Normed(4), nn.Conv2d(4, 2, 1))
     compared(model, torch.randn(1, 2, 23, 4), 0.7)
+
+
+@pytest.mark.slow
+def test_a_norm_over_pieces_of_two_axes_is_that_of_the_whole() -> None:
+    torch.manual_seed(0)
+    ends = nn.Conv2d(8, 8, 3, padding=1), nn.SiLU(), nn.Conv2d(8, 2, 3, padding=1)
+    model = nn.Sequential(nn.Conv2d(2, 8, 3, padding=1), Normed(8), *ends)
+    with patch.object(Demand, "aside", lambda *_: 0):
+        report = compared(model, torch.randn(1, 2, 7, 64), 0.5, "h")
+    assert max(p.columns for p in report.plans[0].passes) > 1
 
 
 @pytest.mark.slow

@@ -92,7 +92,7 @@ def stepped(f: nn.Module, x: Tensor, made: Tensor) -> list[Tensor]:
     return [made.detach(), *(g for g in found if g is not None)]
 
 
-def trains(model: nn.Module, x: Tensor, share: float, over: str = "") -> None:
+def trains(model: nn.Module, x: Tensor, share: float, over: str = "") -> BoundReport:
     """Compare a training step in pieces, whose own tensors take this share of the whole's at most, with
     the step in one piece and with torch's in f64."""
     given = x.double().requires_grad_()
@@ -106,6 +106,7 @@ def trains(model: nn.Module, x: Tensor, share: float, over: str = "") -> None:
     assert [torch.equal(a, b) for a, b in zip(made, whole, strict=True)] == [True] * len(whole)
     assert report.peak <= bound
     assert max(p.pieces for p in report.plans[-1].passes) > 1, str(report)
+    return report
 
 
 def compared(
@@ -276,10 +277,111 @@ def test_another_axis_where_the_outermost_does_not_do() -> None:
     model = nn.Sequential(CONV(2, 8, 3, padding=1), nn.SiLU(), CONV(8, 8, 3), nn.SiLU(), CONV(8, 2, 3))
     x = torch.randn(2, 2, 32, 8)
     with meaning(), patch.object(Demand, "aside", lambda *_: 0):
-        with pytest.raises(Unsupported, match="is too small"):
-            compared(model, x, 0.5, "n")
         report = compared(model, x, 0.5)
-    assert [plan.over for plan in report.plans] == ["h"]
+        both = compared(model, x, 0.5, "n")
+        with pytest.raises(Unsupported, match="are needed along n and h, of which"):
+            compared(model, x, 0.01, "n")
+    assert [plan.over for plan in (*report.plans, *both.plans)] == ["h", "nh"]
+
+
+def _deep(conv: type[nn.Module], wide: int, count: int) -> Callable[[], nn.Module]:
+    """Convolutions between activations."""
+    between = [layer for _ in range(count) for layer in (nn.SiLU(), conv(wide, wide, 3, padding=1))]
+    return _chain(conv(2, wide, 3, padding=1), *between, conv(wide, 2, 3, padding=1))
+
+
+def _attended() -> nn.Module:
+    a, b, c = nn.Conv2d(2, 4, 4, 4), nn.Conv2d(4, 2, 1), _deep(nn.Conv2d, 12, 2)()
+
+    def f(x: Tensor) -> Tensor:
+        q = a(x)
+        y = q.flatten(2).transpose(1, 2)[:, None]
+        y = F.scaled_dot_product_attention(y, y, y).squeeze(1).transpose(1, 2).reshape(q.shape)
+        return c(x + F.interpolate(b(y), scale_factor=4))
+
+    return Wrapped(f, a, b, c)
+
+
+ENLARGED = nn.Conv2d(2, 8, 3, padding=1), nn.ReLU(), nn.ConvTranspose2d(8, 8, 4, 2, 1), nn.ReLU()
+GRIDS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str, float, str]] = {
+    "images": (_deep(nn.Conv2d, 8, 2), (3, 2, 9, 13), "n", 0.35, "nw"),
+    "rows": (_deep(nn.Conv2d, 16, 3), (1, 2, 13, 37), "", 0.25, "wh"),
+    "volume": (_deep(nn.Conv3d, 8, 2), (1, 2, 5, 9, 11), "", 0.5, "wh"),
+    "transposed": (
+        _chain(*ENLARGED, CONV(8, 8, 3, padding=1), nn.ReLU(), CONV(8, 2, 3)),
+        (1, 2, 5, 17),
+        "",
+        0.18,
+        "wh",
+    ),
+    "attention": (_attended, (1, 2, 12, 36), "", 0.2, "wh"),
+}
+
+
+@pytest.mark.parametrize(
+    "name", [n if n == "images" else pytest.param(n, marks=pytest.mark.slow) for n in GRIDS]
+)
+def test_pieces_of_two_axes_are_the_whole(name: str) -> None:
+    make, shape, over, share, both = GRIDS[name]
+    torch.manual_seed(0)
+    with meaning(), patch.object(Demand, "aside", lambda *_: 0):
+        report = compared(make(), torch.randn(shape), share, over)
+    assert [plan.over for plan in report.plans if len(plan.over) > 1] == [both]
+    assert max(p.columns for plan in report.plans for p in plan.passes) > 1
+
+
+class Guided(nn.Module):
+    """Convolutions whose weights are frozen, as those of guidance by a gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for i, (out, wide) in enumerate([(8, 2), (8, 8), (2, 8)]):
+            self.register_buffer(f"w{i}", torch.randn(out, wide, 3, 3) / (9 * wide) ** 0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for i in range(2):
+            x = F.silu(F.conv2d(x, getattr(self, f"w{i}"), padding=1))
+        return F.conv2d(x, self.w2, padding=1)
+
+
+@pytest.mark.slow
+def test_gradients_by_pieces_of_two_axes_are_those_of_the_whole() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(1, 2, 13, 17)
+    with meaning(), patch.object(Demand, "aside", lambda *_: 0):
+        report = trains(Guided(), x, 0.18)
+    assert [len(plan.over) for plan in report.plans] == [1, 2]
+
+
+DROPPED = _chain(_plain(2, 4, 3, padding=1), nn.ReLU(), nn.Dropout(0.3), *AGAIN[:2], nn.Dropout2d())
+
+
+SLOPES = _chain(_plain(2, 4, 3), nn.RReLU(), _plain(4, 2, 1))  # one operation with several results
+DRAWS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], float]] = {
+    "slopes": (SLOPES, (1, 2, 9, 9), 1.0),
+    "dropped": (DROPPED, (1, 2, 66, 9), 0.7),
+}
+
+
+@pytest.mark.parametrize("name", ["slopes", pytest.param("dropped", marks=pytest.mark.slow)])
+def test_what_is_drawn_in_a_step_is_that_of_the_whole(name: str) -> None:
+    make, shape, share = DRAWS[name]
+    torch.manual_seed(0)
+    model, x, own = make(), torch.randn(shape), list[list[Tensor]]()
+    bound = 1 << 60
+    for _ in range(2):
+        with meaning(), patch.object(Demand, "aside", lambda *_: 0):
+            torch.manual_seed(2)
+            made, report = trained(model, x, bound)
+        own.append(made)
+        last = report.plans[-1]
+        bound = bound if share == 1.0 else int(last.beside + (last.peak - last.beside) * share)
+    torch.manual_seed(2)
+    want = stepped(model, given := x.clone().requires_grad_(), model(given))
+    for a, b, c in zip(*own, want, strict=True):
+        assert torch.equal(a, b)
+        torch.testing.assert_close(a, c, rtol=1e-4, atol=1e-5 * float(c.abs().max()))
+    assert share == 1.0 or max(p.pieces for p in last.passes) > 1
 
 
 def test_a_region_of_torch_between() -> None:

@@ -132,8 +132,8 @@ def _restricted(
     moved: dict[Expr, Expr] = {x: x + at.start} if at.start else {}
     axes = tuple(replace(a, size=at.size) if a.name == axis else a for a in compute.axes)
     facts = Facts()
-    for a in axes:  # one position of the axis stays a coordinate, as schedules have it
-        facts = facts.with_range(a.var, 0, max(1, a.size - 1) if a.name == axis else a.size - 1)
+    for a in axes:  # one position of an axis stays a coordinate, as schedules have it
+        facts = facts.with_range(a.var, 0, max(1, a.size - 1))
     tensors = {t: _part(t, own[t.name]) if t.name in own else t for t in compute.tensors}
 
     def seen(view: View) -> View:

@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from transconv.graph.backend_options import MemoryBound
-from transconv.graph.pieces.piece_plan import PiecePlan, size_text
+from transconv.graph.pieces.piece_plan import PiecePlan
+from transconv.support import Unsupported
 
 AXES = ("n", "d", "h", "w")
 UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12} | {
@@ -27,10 +28,12 @@ def within(
 
     ``over``: the axis of images along which pieces are cut: ``"n"`` (images), ``"d"`` (depth or time),
     ``"h"`` or ``"w"``; default: the outermost one with several positions; where that exceeds the bound, or
-    is short and computes much again, the one that is estimated to take least. What a piece reads beyond
-    its edges is found exactly, norms are computed over the whole, and every bit of the result is that of
-    ``within(model, memory=None, over=...)`` of that axis, and of gradients: a backward pass computes the
-    forward pass again, in pieces. For inference call it within ``torch.no_grad()``.
+    is short and computes much again, the one that is estimated to take least. Where the pieces of one axis
+    exceed the bound, those of two are taken, of the second axis as few as are estimated to take least.
+    What a piece reads beyond its edges is found exactly, norms are computed over the whole, and every bit
+    of the result is that of ``within(model, memory=None, over=...)`` of the first axis, and of gradients:
+    a backward pass computes the forward pass again, in pieces. For inference call it within
+    ``torch.no_grad()``.
 
     The first call of each shape finds the pieces. It raises Unsupported where no number of pieces stays
     within the bound, with the least that would do. ``report()`` tells what was found.
@@ -99,7 +102,7 @@ class BoundReport:
                 continue
             share = plan.us / plan.once if plan.once else 1.0
             lines.append(
-                f"{len(plan.steps)} steps in {len(plan.passes)} passes along {plan.over}, {share:.2f} of "
+                f"{len(plan.steps)} steps in {len(plan.passes)} passes along {plan.axes}, {share:.2f} of "
                 f"the time of each step once (estimated); {size_text(plan.beside)} of weights and inputs"
             )
             lines.append("  pass  pieces       peak         us  keeps, and what is whole")
@@ -107,7 +110,31 @@ class BoundReport:
                 kept = [f"{m.name}{' in place' * (m in p.over)}" for m in p.wanted.memories]
                 kept += [f"statistics of {s.name}" for s in p.wanted.steps]
                 kept += [f"whole {s.name}" for s in p.whole]
+                count = f"{p.pieces}x{p.columns}" if p.columns > 1 else f"{p.pieces}"
                 lines.append(
-                    f"  {p.level:4}  {p.pieces:6}  {size_text(p.peak):>9}  {p.us:9.4g}  {'; '.join(kept)}"
+                    f"  {p.level:4}  {count:>6}  {size_text(p.peak):>9}  {p.us:9.4g}  {'; '.join(kept)}"
                 )
         return "\n".join(lines)
+
+
+def refuse_beyond(plan: PiecePlan, bound: MemoryBound) -> None:
+    """Raise Unsupported for a plan that exceeds a bound, with the least that would do, and why."""
+    if plan.peak <= bound.bytes:
+        return
+    worst = max(plan.passes, key=lambda p: p.peak)
+    count = worst.pieces * worst.columns
+    many = "whole" if count == 1 else f"in {count} pieces"
+    raise Unsupported(
+        "within:memory",
+        f"memory={bound.told!r} is too small: at least {size_text(plan.peak, up=True)} are needed"
+        f"{f' along {plan.axes}' * bool(plan.over)}, of which {size_text(plan.beside)} are weights and "
+        f"other tensors that the caller holds; the most is there while {worst.largest} runs, {many}",
+    )
+
+
+def size_text(count: int, up: bool = False) -> str:
+    """A number of bytes, in words; ``up``: no less than it is."""
+    unit = max(e for e in (0, 3, 6, 9, 12) if e == 0 or count >= 10**e)
+    step = 10 ** max(0, len(str(count)) - 4)  # four digits
+    found = -(-count // step) * step if up else count
+    return f"{found / 10**unit:.4g} {('bytes', 'KB', 'MB', 'GB', 'TB')[unit // 3]}"

@@ -14,7 +14,7 @@ from heapq import heappop, heappush
 from types import MappingProxyType
 
 from transconv.compute import AxisSpan, TensorWindow
-from transconv.graph.pieces.step_graph import Step, StepMemory
+from transconv.graph.pieces.step_graph import Step, StepMemory, TensorPart
 
 NOTHING = AxisSpan(0, 0)
 
@@ -25,6 +25,14 @@ class PassResults:
 
     memories: tuple[StepMemory, ...]
     steps: tuple[Step, ...]
+
+    @property
+    def across(self) -> PassResults:
+        """The same along the second axis."""
+        return PassResults(
+            tuple(m.across for m in self.memories if m.across is not None),
+            tuple(s.across for s in self.steps if s.across is not None),
+        )
 
     @property
     def most(self) -> int:
@@ -65,7 +73,8 @@ class Demand:
     """``spans``: the positions of each part of each step that runs; ``regions``: the part of each tensor
     that is there, in elements of its digit; ``reads``: the part that is read of tensors that are whole;
     ``wanted``: what was asked for; ``left``: the steps whose statistics are kept; ``have``: the part of
-    each tensor that the piece before made."""
+    each tensor that the piece before made; ``column``: where pieces are those of a grid, what one of the
+    second axis takes: the piece is at the positions of both."""
 
     wanted: Mapping[StepMemory, AxisSpan]
     left: Collection[Step]
@@ -73,21 +82,30 @@ class Demand:
     spans: dict[Step, tuple[AxisSpan, ...]] = field(default_factory=dict)
     regions: dict[StepMemory, AxisSpan] = field(default_factory=dict)
     reads: dict[StepMemory, AxisSpan] = field(default_factory=dict)
+    column: Demand | None = None
 
     @property
     def order(self) -> list[Step]:
         """The steps in the order in which they run."""
-        return sorted(self.spans, key=lambda s: s.number)
+        found = [s for s in self.spans if self.column is None or s.across in self.column.spans]
+        return sorted(found, key=lambda s: s.number)
 
     @property
     def us(self) -> float:
         """Microseconds of the steps, by the share that runs of each."""
-        return sum(step.us * self.share(step) + LAUNCH_US for step in self.spans)
+        return sum(step.us * self.share(step) + LAUNCH_US for step in self.order)
 
     def share(self, step: Step) -> float:
         """The share that runs of a step."""
         whole = sum(p.compute.size(p.axis) for p in step.parts)
-        return sum(at.size for at in self.spans[step]) / whole
+        own = sum(at.size for at in self.spans[step]) / whole
+        return own if self.column is None or step.across is None else own * self.column.share(step.across)
+
+    def part(self, memory: StepMemory, along: AxisSpan) -> TensorPart:
+        """A part of a tensor: of its digit this, of the second one what is there in its column."""
+        if self.column is None or memory.across is None:
+            return TensorPart(along)
+        return TensorPart(along, self.column.regions.get(memory.across, NOTHING))
 
     def taken(self, memory: StepMemory) -> AxisSpan:
         """The part of a tensor that it takes over from the piece before."""
@@ -102,31 +120,47 @@ class Demand:
 
     def parts(
         self, kept: Collection[StepMemory], over: Mapping[StepMemory, StepMemory]
-    ) -> dict[StepMemory, AxisSpan]:
+    ) -> dict[StepMemory, TensorPart]:
         """The tensors that it has parts of, of its own. ``over``: kept ones that take the place of others:
         of these and of those a piece has a copy."""
-        found = {m: r for m, r in self.regions.items() if m not in kept or m in over}
-        return found | {m: self.reads[m] for m in over.values() if m in self.reads}
+        found = {m: self.part(m, r) for m, r in self.regions.items() if m not in kept or m in over}
+        return found | {m: TensorPart(self.reads[m]) for m in over.values() if m in self.reads}
 
-    def window(
-        self, step: Step, name: str, parts: Mapping[StepMemory, AxisSpan]
-    ) -> tuple[TensorWindow, int]:
-        """How a step sees a tensor, and how many elements it begins behind the beginning of the part that
-        is there, or of the whole."""
-        operand, seen = step.operands[name], NOTHING
-        memory, stored = operand.memory, name in step.stored
-        own = [(p, at) for p, at in zip(step.parts, self.spans[step], strict=True) if at.size]
-        for part, at in own:
-            seen = seen.around((step.covered if stored else step.seen)(name, part, at))
-        declared = next(t for part, _ in own for t in part.compute.tensors if t.name == name)
-        slot, strides = operand.slot(declared), declared.layout.strides()
-        assert slot is not None and strides is not None
-        region = parts.get(memory) or AxisSpan(0, memory.digit)
-        lying = tuple(memory.at(s, region.size) for s in strides)
-        behind = memory.at(operand.behind, region.size) + seen.start * strides[slot] - region.start
-        return TensorWindow(slot, seen, lying), behind
+    def seen(self, step: Step, name: str) -> AxisSpan:
+        """The span along the slot of a tensor that a step reads or stores."""
+        found, stored = NOTHING, name in step.stored
+        for part, at in zip(step.parts, self.spans[step], strict=True):
+            found = found.around(step.seen(name, part, at, stored)) if at.size else found
+        return found
 
-    def aside(self, step: Step, kept: Collection[StepMemory], parts: Mapping[StepMemory, AxisSpan]) -> int:
+    def windows(
+        self, step: Step, name: str, parts: Mapping[StepMemory, TensorPart]
+    ) -> tuple[list[TensorWindow | None], int]:
+        """How a step sees a tensor, along each axis of pieces, and how many elements it begins behind the
+        beginning of the part that is there, or of the whole."""
+        operand = step.operands[name]
+        memory = operand.memory
+        part = parts.get(memory, memory.all)
+        declared = next(t for p in step.parts for t in p.compute.tensors if t.name == name)
+        strides = declared.layout.strides()
+        assert strides is not None
+        behind = memory.at(operand.behind, part)
+        behind -= sum(memory.at(there.start, part) for _, there in memory.cuts(part))
+        found: list[TensorWindow | None] = []
+        for of, own in ((self, step), (self.column, step.across)):
+            if of is None or own is None or not is_cut(own, name):
+                found.append(None)
+                continue
+            slot, seen = own.operands[name].slot(declared), of.seen(own, name)
+            assert slot is not None
+            lies = part if of is not self else TensorPart(part.along)
+            found.append(TensorWindow(slot, seen, tuple(memory.at(s, lies) for s in strides)))
+            behind += memory.at(seen.start * strides[slot], part)
+        return found, behind
+
+    def aside(
+        self, step: Step, kept: Collection[StepMemory], parts: Mapping[StepMemory, TensorPart]
+    ) -> int:
         """Bytes that a step needs while it runs: workspaces, results that nobody needs, and copies of what
         does not begin at a multiple of 16 bytes."""
         found = step.workspace(self.share(step), step in self.left)
@@ -135,14 +169,21 @@ class Demand:
             if name not in step.stored and name not in step.read:
                 found += memory.bytes
             elif is_alone(step, name, self, kept):
-                found += part_bytes(memory, self.regions[memory])
-            elif is_cut(step, name):
-                window, behind = self.window(step, name, parts)
+                found += memory.part_bytes(self.part(memory, self.regions[memory]))
+            elif self.cuts(step, name):
+                windows, behind = self.windows(step, name, parts)
                 if behind * size % ALIGNMENT:
-                    shape = next(t.shape for p in step.parts for t in p.compute.tensors if t.name == name)
-                    ends = [(window.span.size if d == window.dim else n) - 1 for d, n in enumerate(shape)]
-                    found += size * (1 + sum(n * s for n, s in zip(ends, window.strides, strict=True)))
+                    declared = next(t for p in step.parts for t in p.compute.tensors if t.name == name)
+                    each = [w for w in windows if w is not None]
+                    own = {w.dim: w.span.size for w in each}
+                    ends = [own.get(d, n) - 1 for d, n in enumerate(declared.shape)]
+                    found += size * (1 + sum(n * s for n, s in zip(ends, each[-1].strides, strict=True)))
         return found
+
+    def cuts(self, step: Step, name: str) -> bool:
+        """Whether a step sees a part of a tensor."""
+        along = is_cut(step, name)
+        return along or (self.column is not None and step.across is not None and is_cut(step.across, name))
 
 
 def is_cut(step: Step, name: str) -> bool:
@@ -158,11 +199,6 @@ def is_alone(step: Step, name: str, of: Demand, kept: Collection[StepMemory]) ->
 
 ALIGNMENT = 16  # bytes
 LAUNCH_US = 4.0  # of one launch, beside the time of its kernel
-
-
-def part_bytes(memory: StepMemory, region: AxisSpan) -> int:
-    """Bytes of a part of a tensor."""
-    return memory.room(region.size) * memory.dtype.itemsize
 
 
 def demand(
@@ -192,10 +228,7 @@ def demand(
             continue
         found.spans[step] = spans
         for name, operand in step.stored.items():
-            made = NOTHING
-            for part, at in zip(step.parts, spans, strict=True):
-                made = made.around(step.covered(name, part, at) if at.size else NOTHING)
-            if _grown(found.regions, operand.memory, _elements(made, step.stride(name))):
+            if _grown(found.regions, operand.memory, _elements(found.seen(step, name), step.stride(name))):
                 for maker in operand.memory.makers:
                     ask(maker)
         for name, operand in step.read.items():
@@ -203,10 +236,7 @@ def demand(
             if not memory.digit or name in step.needs_whole:
                 found.reads[memory] = AxisSpan(0, memory.digit)
                 continue
-            seen = NOTHING
-            for part, at in zip(step.parts, spans, strict=True):
-                seen = seen.around(step.seen(name, part, at) if at.size else NOTHING)
-            region = _elements(seen, step.stride(name))
+            region = _elements(found.seen(step, name), step.stride(name))
             if memory.given or (memory in kept and memory not in wanted):
                 _grown(found.reads, memory, region)
             elif _grown(found.regions, memory, region):

@@ -19,9 +19,9 @@ from transconv.compute import (
     without_statistics,
 )
 from transconv.conv import Surrounded
-from transconv.graph.pieces.demands import ALIGNMENT, is_alone, is_cut
+from transconv.graph.pieces.demands import ALIGNMENT, Demand, is_alone
 from transconv.graph.pieces.piece_plan import MemoryAct, PiecePass, PiecePlan, acts
-from transconv.graph.pieces.step_graph import Part, Step, StepMemory
+from transconv.graph.pieces.step_graph import Part, Step, StepMemory, TensorPart
 from transconv.runtime import Launch, build_scheduled
 from transconv.schedule import Schedule, programs, why_not
 from transconv.selection import fitted
@@ -33,35 +33,57 @@ Tensor = torch.Tensor
 
 
 class PartMemory(NamedTuple):
-    """Memory of a tensor, or of a part of its digit: from ``start`` on, ``length`` elements."""
+    """Memory of a tensor, or of a part of it."""
 
     tensor: Tensor
-    start: int
-    length: int
+    part: TensorPart
 
     def at(self, offset: int) -> Tensor:
         """What lies from an address on."""
         return self.tensor.as_strided((1,), (1,), self.tensor.storage_offset() + offset)
 
-    def view(self, memory: StepMemory, span: AxisSpan) -> Tensor:
-        """Some elements of the digit, for all positions outside of it."""
-        pairs = [(n, s) for n, s in zip(memory.shape, memory.strides, strict=True) if n > 1]
-        outer = [(n, memory.at(s, self.length)) for n, s in pairs if not memory.digit or s >= memory.digit]
-        shape, strides = ([p[i] for p in outer] for i in (0, 1))
-        behind = self.tensor.storage_offset() + span.start - self.start
-        return self.tensor.as_strided([*shape, span.size], [*strides, 1], behind)
+    def view(self, memory: StepMemory, part: TensorPart) -> Tensor:
+        """A part of what is there."""
+        cuts, pairs = memory.cuts(part), zip(memory.shape, memory.strides, strict=True)
+        lies = [(n, memory.at(s, self.part)) for n, s in pairs if n > 1 and s >= cuts[0][0]]
+        for (_, span), unit in zip(cuts, [*(digit for digit, _ in cuts[1:]), 1], strict=True):
+            lies.append((span.size // unit, memory.at(unit, self.part)))
+        behind = sum(memory.at(span.start, self.part) for _, span in cuts)
+        behind -= sum(memory.at(span.start, self.part) for _, span in memory.cuts(self.part))
+        shape, strides = ([p[i] for p in lies] for i in (0, 1))
+        return self.tensor.as_strided(shape, strides, self.tensor.storage_offset() + behind)
+
+
+class LeftPlace(NamedTuple):
+    """Where parts of statistics are in the whole's: from which on along which dims, and where one dim has
+    rows of ``columns``, of which a piece has some (``own``), these dims are two."""
+
+    places: list[tuple[int, int]]
+    rows: int = 0
+    columns: int = 0
+    own: int = 0
+
+    def copy(self, whole: Tensor, parts: Tensor) -> None:
+        """Put parts there."""
+        if self.own:
+            whole, parts = (
+                t.view(*t.shape[: self.rows], -1, n, *t.shape[self.rows + 1 :])
+                for t, n in ((whole, self.columns), (parts, self.own))
+            )
+        for dim, place in self.places:
+            whole = whole.narrow(dim, place, parts.shape[dim])
+        whole.copy_(parts)
 
 
 class Launched(NamedTuple):
     """A launch of a step: its tensors, each with its memory and how many elements behind the beginning of
     the part it lies; ``alone``: of those that nobody needs behind it, the part; ``left``: of each
-    workspace, the memory of the whole's, the dim of it that pieces divide, and where the parts of this
-    piece are."""
+    workspace the memory of the whole's, and where in it the parts of this piece are."""
 
     launch: Launch
     tensors: list[tuple[StepMemory, int]]
-    alone: dict[StepMemory, AxisSpan | None]
-    left: list[tuple[str, StepMemory, int, int]]
+    alone: dict[StepMemory, TensorPart]
+    left: list[tuple[str, StepMemory, LeftPlace]]
 
 
 @dataclass(slots=True)
@@ -114,14 +136,14 @@ class PieceRun:
             assert launched is not None
             self.start(launched)
         elif kind == "whole":
-            self.rooms[m] = self.empty(m, AxisSpan(0, m.digit))
+            self.rooms[m] = self.empty(m, m.all)
         elif kind == "drop":
             del self.rooms[m]
         elif kind == "part":
             self.parts[m] = self.gathered(m, act.span)
             if m not in self.rooms:
                 self.tails.pop(m, None)
-        elif kind == "tail" and not act.span.size:
+        elif kind == "tail" and not act.span.along.size:
             self.tails.pop(m, None)
         elif kind == "tail":
             self.tails[m] = self.gathered(m, act.span)
@@ -132,23 +154,23 @@ class PieceRun:
         else:
             self.rooms[m] = self.rooms.pop(p.over[m])
 
-    def empty(self, memory: StepMemory, region: AxisSpan) -> PartMemory:
+    def empty(self, memory: StepMemory, part: TensorPart) -> PartMemory:
         """Memory for a part of a tensor."""
-        made = torch.empty(memory.room(region.size), dtype=memory.dtype, device=self.device)
-        return PartMemory(made, region.start, region.size)
+        count = memory.part_bytes(part) // memory.dtype.itemsize
+        return PartMemory(torch.empty(count, dtype=memory.dtype, device=self.device), part)
 
-    def gathered(self, memory: StepMemory, span: AxisSpan) -> PartMemory:
+    def gathered(self, memory: StepMemory, part: TensorPart) -> PartMemory:
         """Memory for a part of a tensor, with what is there of it: in the part of this piece, or else in
         what the pieces before have left, and behind that in the whole."""
-        made, done = self.empty(memory, span), span.start
+        made, span, done = self.empty(memory, part), part.along, part.along.start
         whole = self.rooms.get(memory)
         held = self.tails.get(memory) or (self.parts.get(memory) if whole is None else None)
         if held is not None:
-            own = AxisSpan(held.start, held.start + held.length).within(span)
+            own = part._replace(along=held.part.along.within(span))
             made.view(memory, own).copy_(held.view(memory, own))
-            done = max(done, own.stop)
+            done = max(done, own.along.stop)
         if whole is not None and done < span.stop:
-            rest = AxisSpan(done, span.stop)
+            rest = part._replace(along=AxisSpan(done, span.stop))
             made.view(memory, rest).copy_(whole.view(memory, rest))
         return made
 
@@ -160,7 +182,7 @@ class PieceRun:
         """Start a launch, and keep what it leaves of statistics."""
         operands = one.launch.operands()
         tensors, back = [], []
-        alone = {m: self.empty(m, region or AxisSpan(0, m.digit)) for m, region in one.alone.items()}
+        alone = {m: self.empty(m, part) for m, part in one.alone.items()}
         results = {*one.launch.plan.workload.results}
         for (memory, behind), operand in zip(one.tensors, operands, strict=True):
             given = (alone.get(memory) or self.memory(memory)).at(behind)
@@ -180,11 +202,9 @@ class PieceRun:
         if one.left:
             views = one.launch.views(tensors)
             one.launch.plan.run(views)
-            for name, memory, dim, place in one.left:
-                space = one.launch.plan.workspaces[name]
-                parts = views[name].view(space.shape)
-                whole = self.rooms[memory].tensor.view(memory.shape)
-                whole.narrow(dim, place, space.shape[dim]).copy_(parts)
+            for name, memory, place in one.left:
+                parts = views[name].view(one.launch.plan.workspaces[name].shape)
+                place.copy(self.rooms[memory].tensor.view(memory.shape), parts)
         for view, near in back:
             view.copy_(near)
 
@@ -200,41 +220,64 @@ class PieceRun:
         """The launch of a step for a piece."""
         step, demand = act.step, act.piece
         assert step is not None and demand is not None
-        spans, keeps = demand.spans[step], step in demand.left
-        parts = [(part, at) for part, at in zip(step.parts, spans, strict=True) if at.size]
+        keeps, each = step in demand.left, [(step, demand)]
+        if demand.column is not None and step.across is not None:
+            each.append((step.across, demand.column))
         places: dict[str, tuple[StepMemory, int]] = {}
-        windows: dict[str, TensorWindow] = {}
-        alone: dict[StepMemory, AxisSpan | None] = {}
+        windows: dict[str, list[TensorWindow | None]] = {}
+        alone: dict[StepMemory, TensorPart] = {}
         for name, operand in step.operands.items():
             memory, offset = operand.memory, operand.behind
             if name not in step.stored and name not in step.read:  # a statistic of the piece alone
                 memory, offset = replace(memory), 0
-                alone[memory] = None
+                alone[memory] = memory.all
             elif is_alone(step, name, demand, self.plan.kept):
-                region = {memory: demand.regions[memory]}
-                windows[name], offset = demand.window(step, name, region)
+                region = {memory: demand.part(memory, demand.regions[memory])}
+                windows[name], offset = demand.windows(step, name, region)
                 memory = replace(memory)
                 alone[memory] = region[operand.memory]
-            elif is_cut(step, name):
-                windows[name], offset = demand.window(step, name, act.parts)
+            elif demand.cuts(step, name):
+                windows[name], offset = demand.windows(step, name, act.parts)
             places[name] = memory, offset
-        mains = [(self.computed(step, part, at, windows, keeps), part.schedule) for part, at in parts]
+        mains = []
+        for i, part in enumerate(step.parts):
+            cuts = [(s.parts[i].axis, of.spans[s][i]) for s, of in each]
+            if all(at.size for _, at in cuts):
+                mains.append((self.computed(step, part, cuts, windows, keeps), part.schedule))
         launch = self.launch(step, mains)
-        left = [
-            (name, step.spaces[name], x.dim, parts[0][1].start // x.positions * x.parts)
-            for name, x in step.left.items()
-            if keeps
-        ]
+        left = [(n, step.spaces[n], self.place(n, each)) for n in step.left if keeps]
         own = [places[name] for name in launch.names]
         return Launched(launch, own, {m: r for m, r in alone.items() if any(m is o for o, _ in own)}, left)
 
+    def place(self, name: str, each: Sequence[tuple[Step, Demand]]) -> LeftPlace:
+        """Where the parts of a statistic of a piece are in the whole's: along each axis of pieces."""
+        places = []
+        for step, of in each:
+            left = step.left[name]
+            places.append((left.dim, of.spans[step][0].start // left.positions * left.parts))
+        if len(each) == 1 or places[0][0] != places[1][0]:
+            return LeftPlace(places)
+        (step, of), dim = each[1], places[0][0]
+        left, part = step.left[name], step.parts[0]
+        columns = part.compute.size(part.axis) // left.positions * left.parts
+        own = of.spans[step][0].size // left.positions * left.parts
+        return LeftPlace([(dim, places[0][1] // columns), (dim + 1, places[1][1])], dim, columns, own)
+
     def computed(
-        self, step: Step, part: Part, at: AxisSpan, windows: Mapping[str, TensorWindow], keeps: bool
+        self,
+        step: Step,
+        part: Part,
+        cuts: Sequence[tuple[str, AxisSpan]],
+        windows: Mapping[str, Sequence[TensorWindow | None]],
+        keeps: bool,
     ) -> Compute:
-        """The computation of a part of a step for some positions; ``keeps``: with its statistics."""
+        """The computation of a part of a step for some positions of axes; ``keeps``: with its
+        statistics."""
         compute = part.compute if keeps else without_statistics(part.compute, step.along)
-        own = {t.name: windows[t.name] for t in compute.tensors if t.name in windows}
-        return restricted(compute, part.axis, at, own)
+        for number, (axis, at) in enumerate(cuts):
+            own = {t.name: windows[t.name][number] for t in compute.tensors if t.name in windows}
+            compute = restricted(compute, axis, at, {n: w for n, w in own.items() if w is not None})
+        return compute
 
     def launch(self, step: Step, mains: Sequence[tuple[Compute, Schedule]]) -> Launch:
         """What starts computations with these schedules. Raises Unsupported where one is not legal."""
@@ -261,7 +304,7 @@ class PieceRun:
         piece, where sums have the same blocks. The schedule itself where none is legal."""
         summed = {x.name for x in compute.axes_of("K")}
         plain, tiles = Schedule(), programs(schedule, compute)
-        words: list[dict[str, Any]] = [{}, {"behind": plain.behind}]
+        words: list[dict[str, Any]] = [{}, {"behind": plain.behind}, {"turn": plain.turn}]
         words += [{**w, "programs": max(1, tiles // 2)} for w in words[:2]]
         words += [{**w, "programs": plain.programs, "consumers": plain.consumers} for w in words[:2]]
         for made in (schedule, fitted(schedule, compute, self.target)):

@@ -18,19 +18,18 @@ What is in memory when is a list of acts, which the run carries out and the plan
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from transconv.compute import AxisSpan
-from transconv.graph.backend_options import MemoryBound
-from transconv.graph.pieces.demands import NOTHING, Demand, PassResults, demand, is_alone, part_bytes
-from transconv.graph.pieces.step_graph import Step, StepMemory, undivided
-from transconv.support import Unsupported
+from transconv.graph.pieces.demands import NOTHING, Demand, PassResults, demand, is_alone
+from transconv.graph.pieces.step_graph import Step, StepMemory, TensorPart, undivided
 
 TRIED = 64  # tensors at most that are given up or added
 NO_RESULTS = PassResults((), ())
+NO_PART = TensorPart(NOTHING)
 GAIN = 0.999  # of the time: what is gained by a change is worth it
 
 
@@ -47,10 +46,10 @@ class MemoryAct(NamedTuple):
 
     kind: str
     memory: StepMemory | None = None
-    span: AxisSpan = NOTHING
+    span: TensorPart = NO_PART
     step: Step | None = None
     piece: Demand | None = None
-    parts: Mapping[StepMemory, AxisSpan] = MappingProxyType({})
+    parts: Mapping[StepMemory, TensorPart] = MappingProxyType({})
 
 
 @dataclass(slots=True)
@@ -66,14 +65,16 @@ class KnownPasses:
 
 @dataclass(slots=True, eq=False)
 class PiecePass:
-    """What runs at a level: ``whole`` steps, then ``pieces`` pieces of what is ``wanted``. ``over``: kept
-    tensors that take the place of others that nothing reads behind the pass; ``sample``: a piece in the
-    middle; ``peak``: bytes of all that is there at once; ``us``: microseconds."""
+    """What runs at a level: ``whole`` steps, then ``pieces`` pieces of what is ``wanted``, of each of
+    ``columns`` of a second axis, one after another. ``over``: kept tensors that take the place of others
+    that nothing reads behind the pass; ``sample``: a piece in the middle; ``peak``: bytes of all that is
+    there at once; ``us``: microseconds."""
 
     level: int
     whole: list[Step]
     wanted: PassResults
     pieces: int = 1
+    columns: int = 1
     over: dict[StepMemory, StepMemory] = field(default_factory=dict)
     sample: Demand | None = None
     peak: int = 0
@@ -94,14 +95,35 @@ class PiecePass:
     def behind(self, number: int, kept: set[StepMemory], before: Demand | None) -> Demand:
         """What a piece takes behind another one."""
         have = before.parts(kept, {}) if before is not None else {}
-        return demand(kept, *self.wanted.piece(number, self.pieces), have)
+        along = {m: part.along for m, part in have.items()}
+        return demand(kept, *self.wanted.piece(number, self.pieces), along)
 
     def demands(self, kept: set[StepMemory]) -> list[Demand]:
         """What each piece takes."""
         found: list[Demand] = []
         for number in range(self.pieces if self.sample is not None else 0):
             found.append(self.behind(number, kept, found[-1] if found else None))
-        return found
+        if self.columns == 1:
+            return found
+        each = [self.column(number, kept) for number in range(self.columns)]
+        return [replace(piece, column=column) for column in each for piece in found]
+
+    def column(self, number: int, kept: set[StepMemory]) -> Demand:
+        """What one of its columns takes along the second axis."""
+        there = {m.across for m in kept if m.across is not None}
+        return demand(there, *self.wanted.across.piece(number, self.columns))
+
+    def crosses(self, kept: set[StepMemory]) -> bool:
+        """Whether it may run in columns: all steps are cut along the second axis as well, with what they
+        read and nobody keeps."""
+        for step in self.sample.spans if self.sample is not None else ():
+            if step.across is None:
+                return False
+            for name in step.across.needs_whole:
+                memory = step.operands[name].memory
+                if not memory.given and (memory not in kept or memory in self.wanted.memories):
+                    return False
+        return self.sample is not None
 
     @property
     def largest(self) -> str:
@@ -115,7 +137,7 @@ class PiecePass:
             if self.sample is None:
                 return sum(m.bytes for m in each)
             own = self.sample
-            found = sum(part_bytes(m, own.regions[m]) for m in each if m in own.regions)
+            found = sum(m.part_bytes(own.part(m, own.regions[m])) for m in each if m in own.regions)
             return found + sum(m.bytes for m in each if m not in own.regions)
 
         return max(steps, key=size).name
@@ -124,7 +146,8 @@ class PiecePass:
 @dataclass(slots=True)
 class PiecePlan:
     """``passes``: in their order; ``kept``: tensors that are whole; ``last``: the level behind which
-    nothing reads a tensor; ``beside``: bytes that are there anyway; ``over``: the axis of the pieces."""
+    nothing reads a tensor; ``beside``: bytes that are there anyway; ``over``: the axis of the pieces, and
+    a second one behind it, where they may be cut along two."""
 
     steps: Sequence[Step]
     kept: set[StepMemory]
@@ -132,6 +155,11 @@ class PiecePlan:
     last: dict[StepMemory, int]
     beside: int
     over: str = ""
+
+    @property
+    def axes(self) -> str:
+        """The axes of the pieces, in words."""
+        return " and ".join(self.over)
 
     @property
     def whole(self) -> bool:
@@ -255,6 +283,7 @@ def _searched(steps: Sequence[Step], beside: int, bound: int) -> PiecePlan:
     return best
 
 
+MOST, IN_GRID = 256, 512  # pieces at most of a pass, along one axis and of two: each is planned alone
 EXACT = 4  # times at most that a plan is cut finer
 EXCHANGED = 6  # tensors at most for which others are given up
 
@@ -264,7 +293,8 @@ def _exchanged(plan: PiecePlan, must: Collection[StepMemory]) -> Iterator[set[St
     share: dict[Step, float] = {}
     for p in plan.passes:
         for s in p.sample.spans if p.sample is not None else ():
-            share[s] = share.get(s, 0.0) + p.sample.share(s) * p.pieces  # type: ignore[union-attr]
+            times = p.pieces * p.columns
+            share[s] = share.get(s, 0.0) + p.sample.share(s) * times  # type: ignore[union-attr]
     often = sorted([s for s in share if share[s] > 1.2], key=lambda s: -s.us * (share[s] - 1))
     more = [m for m in dict.fromkeys(o.memory for s in often for o in s.stored.values()) if not m.given]
     more = [m for m in more if m not in plan.kept]
@@ -333,8 +363,8 @@ def _last(plan: PiecePlan) -> dict[StepMemory, int]:
 def _cut(
     p: PiecePass, plan: PiecePlan, born: Mapping[StepMemory, int], bound: int, known: KnownPasses
 ) -> None:
-    """Find the fewest pieces with which a pass stays within a bound, or else the number with the least
-    peak."""
+    """Find the fewest pieces with which a pass stays within a bound; where none do, those of the grid that
+    takes least; or else what has the least peak."""
     kept = plan.kept
     before = frozenset(m for m, n in born.items() if n < p.level <= plan.last[m])
     seen = {*p.sample.regions, *p.sample.reads} if p.sample is not None else set()
@@ -344,20 +374,58 @@ def _cut(
     found = known.cuts.get(key)
     if found is None:
         over = _over(p, plan, born) if p.sample is not None else {}
-        tries = [n for e in range(40) if (n := 1 << e) < p.wanted.most] + [p.wanted.most] if seen else [1]
+        most = min(p.wanted.most, MOST) if seen else 1
+        tries = [n for e in range(40) if (n := 1 << e) < most] + [most]
         for n in tries:
             for taken in ({}, over) if over else ({},):
-                p.pieces, p.over = n, taken
+                p.pieces, p.columns, p.over = n, 1, taken
                 peak, sample = _middle(p, plan, before, gone, known)
-                if found is None or peak < found[2]:
-                    found = n, taken, peak, sample
+                if found is None or peak < found[3]:
+                    found = n, 1, taken, peak, sample
             assert found is not None
-            if found[2] <= bound:
+            if found[3] <= bound:
                 break
         assert found is not None
+        if found[3] > bound and p.crosses(kept):
+            found = _grid(p, plan, tries, found, bound, lambda: _middle(p, plan, before, gone, known))
         known.cuts[key] = found
-    p.pieces, p.over, p.peak, p.sample = found
-    p.us = sum(s.us for s in p.whole) + (p.pieces * p.sample.us if p.sample is not None else 0.0)
+    p.pieces, p.columns, p.over, p.peak, p.sample = found
+    times = p.pieces * p.columns
+    p.us = sum(s.us for s in p.whole) + (times * p.sample.us if p.sample is not None else 0.0)
+
+
+Cut = tuple[int, int, dict[StepMemory, StepMemory], int, Demand | None]
+"""How a pass is cut: pieces, columns, what is in place, the peak, a piece in the middle."""
+
+
+def _grid(
+    p: PiecePass,
+    plan: PiecePlan,
+    tries: Sequence[int],
+    found: Cut,
+    bound: int,
+    middle: Callable[[], tuple[int, Demand | None]],
+) -> Cut:
+    """The grid of pieces within a bound that is estimated to take least; where none is, what has the least
+    peak, ``found`` being that of one axis."""
+    best, p.over = 0.0, {}
+    most = p.wanted.across.most
+    for columns in [n for e in range(1, 40) if (n := 1 << e) < most] + [most]:
+        rows = [n for n in tries if n * columns <= IN_GRID]
+        for n in (*rows[-1:], *rows):  # whether any do, and then the fewest
+            p.pieces, p.columns = n, columns
+            peak, sample = middle()
+            if (peak > bound) == (n == rows[-1]):
+                break
+        if not rows:
+            break
+        assert sample is not None
+        us = n * columns * sample.us
+        if best and (peak > bound or us >= best):
+            break
+        if peak <= bound or peak < found[3]:
+            best, found = us * (peak <= bound), (n, columns, {}, peak, sample)
+    return found
 
 
 def _middle(
@@ -378,7 +446,10 @@ def _middle(
         number = max(1, p.wanted.fullest(p.pieces))
         pieces = [p.demand(number - 1, kept, known)]
         pieces.append(p.behind(number, kept, pieces[0]))
-    for number, act in acts(plan, p, pieces, alive, p.pieces <= 2):
+    if p.columns > 1:
+        column = p.column(p.wanted.across.fullest(p.columns), kept)
+        pieces = [replace(piece, column=column) for piece in pieces]
+    for number, act in acts(plan, p, pieces, alive, p.pieces * p.columns <= 2):
         most = held.most
         held.do(act)
         if number == 0 and p.pieces > 2:
@@ -420,7 +491,7 @@ class Held:
         elif kind == "end":
             self._enter("part", m, 0)
         elif kind != "write":
-            self._enter(kind, m, part_bytes(m, act.span) if act.span.size else 0)
+            self._enter(kind, m, m.part_bytes(act.span) if act.span.along.size else 0)
             if kind == "part" and ("whole", m) not in self.known:
                 self._enter("tail", m, 0)
 
@@ -452,20 +523,20 @@ def acts(
                 elif m not in own and m not in alive and not m.given:
                     alive.add(m)
                     yield i - 1, MemoryAct("whole", m)
-            yield i - 1, MemoryAct("run", None, NOTHING, step, piece, own)
+            yield i - 1, MemoryAct("run", None, NO_PART, step, piece, own)
             for m in [m for m in touched[i][k] if last[m] == k]:
                 if m not in own and m in going and final[m] == i:
                     alive.discard(m)
                     yield i - 1, MemoryAct("drop", m)
                 elif m in own and m not in p.over:
                     if i < len(pieces) and (tail := pieces[i].taken(m)).size:
-                        yield i - 1, MemoryAct("tail", m, tail)
+                        yield i - 1, MemoryAct("tail", m, pieces[i].part(m, tail))
                     yield i - 1, MemoryAct("end", m)
         for m, old in p.over.items() if piece is not None else ():
             if (made := piece.wanted.get(m)) is not None:  # type: ignore[union-attr]
                 start = min([made.stop, *(d.reads[old].start for d in pieces[i:] if old in d.reads)])
-                yield i - 1, MemoryAct("tail", old, AxisSpan(start, made.stop))
-                yield i - 1, MemoryAct("write", m, made)
+                yield i - 1, MemoryAct("tail", old, TensorPart(AxisSpan(start, made.stop)))
+                yield i - 1, MemoryAct("write", m, TensorPart(made))
                 yield i - 1, MemoryAct("end", m)
     for m, old in p.over.items():
         alive -= {old}
@@ -526,24 +597,3 @@ def _alike(a: StepMemory, b: StepMemory) -> bool:
     return (
         a.dtype is b.dtype and a.digit == b.digit and a.bytes == b.bytes and next(strides) == next(strides)
     )
-
-
-def refuse_beyond(plan: PiecePlan, bound: MemoryBound) -> None:
-    """Raise Unsupported for a plan that exceeds a bound, with the least that would do, and why."""
-    if plan.peak <= bound.bytes:
-        return
-    worst = max(plan.passes, key=lambda p: p.peak)
-    raise Unsupported(
-        "within:memory",
-        f"memory={bound.told!r} is too small: at least {size_text(plan.peak, up=True)} are needed, of "
-        f"which {size_text(plan.beside)} are weights and other tensors that the caller holds; the most is "
-        f"there while {worst.largest} runs",
-    )
-
-
-def size_text(count: int, up: bool = False) -> str:
-    """A number of bytes, in words; ``up``: no less than it is."""
-    unit = max(e for e in (0, 3, 6, 9, 12) if e == 0 or count >= 10**e)
-    step = 10 ** max(0, len(str(count)) - 4)  # four digits
-    found = -(-count // step) * step if up else count
-    return f"{found / 10**unit:.4g} {('bytes', 'KB', 'MB', 'GB', 'TB')[unit // 3]}"

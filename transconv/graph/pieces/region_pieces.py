@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,9 +13,10 @@ from transconv.compute import Alone, Workload
 from transconv.functional.calls.compiled_launch import TensorMemory, aligned, deterministic, program
 from transconv.graph.backend_options import MemoryBound, mark
 from transconv.graph.fusion.index_ir import Piece
+from transconv.graph.pieces.bounded_model import refuse_beyond
 from transconv.graph.pieces.piece_execution import PartMemory, PieceRun
-from transconv.graph.pieces.piece_plan import NO_RESULTS, PiecePass, PiecePlan, planned, refuse_beyond
-from transconv.graph.pieces.step_graph import Operand, Step, StepMemory, steps_of, undivided
+from transconv.graph.pieces.piece_plan import NO_RESULTS, PiecePass, PiecePlan, planned
+from transconv.graph.pieces.step_graph import Operand, Step, StepMemory, crossed, steps_of, undivided
 from transconv.runtime import estimated
 from transconv.support import TransconvError
 from transconv.target import Target
@@ -31,15 +32,15 @@ AGAIN = 1.1  # of the time of each step once: what another axis may save is wort
 class RegionPieces:
     """A region that runs within a bound. ``rates``: the chip that decides where there is none;
     ``backward``: its graph computes gradients, while what the forward graph returned is there;
-    ``outside``: bytes of what else is there while it runs; ``passed``: the places of inputs that nobody
-    else holds; ``compiled``: the compiled graph is within the bound, and runs."""
+    ``outside``: what else is there while it runs, bytes by address; ``passed``: the places of inputs that
+    nobody else holds; ``compiled``: the compiled graph is within the bound, and runs."""
 
     launches: RegionLaunches
     bound: MemoryBound
     target: Target
     rates: Target
     backward: bool = False
-    outside: int = 0
+    outside: dict[int, int] = field(default_factory=dict)
     passed: set[int] = field(default_factory=set)
     compiled: bool = False
     run: PieceRun | None = None
@@ -64,7 +65,7 @@ class RegionPieces:
         if self.compiled and aligned(tensors):
             return self.launches.launched(sizes, given)
         given.clear()
-        rooms = {m: PartMemory(t, 0, m.digit) for m, t in zip(self.given, tensors, strict=True)}
+        rooms = {m: PartMemory(t, m.all) for m, t in zip(self.given, tensors, strict=True)}
         tensors.clear()
         with self.launches.here():
             rooms = self.run(rooms)
@@ -82,7 +83,7 @@ class RegionPieces:
         own = [t.untyped_storage().data_ptr() if isinstance(t, Tensor) else 0 for t in tensors]
         found = [v.untyped_storage() for v in values if isinstance(v, Tensor)]
         sizes = {s.data_ptr(): s.nbytes() for s in found}
-        self.outside = sum(n for at, n in sizes.items() if at not in own)
+        self.outside = sizes
         alone = [p and at not in sizes and own.count(at) == 1 for at, p in zip(own, passed, strict=True)]
         self.passed = {i for i, p in enumerate(alone) if p}
 
@@ -92,18 +93,20 @@ class RegionPieces:
         storages = [t.untyped_storage() for t in (*given, *tensors) if isinstance(t, Tensor)]
         for found in self.bound.made.values() if self.backward else ():
             storages += [s for ref in found if (s := ref()) is not None]
-        return self.outside + sum({s.data_ptr(): s.nbytes() for s in storages}.values())
+        return sum((self.outside | {s.data_ptr(): s.nbytes() for s in storages}).values())
 
     def plan(self, bound: BoundRegion, beside: int) -> None:
         """Find the pieces: along the outermost axis, or another one if that exceeds the bound, or is
-        shorter and too much is computed again. Raises Unsupported where no number of pieces stays within
-        the bound."""
+        shorter and too much is computed again; along two where none does. Raises Unsupported where no
+        number of pieces stays within the bound."""
         weights = self.weights(*self.asked(bound))
-        pairs = zip(self.launches.inputs, bound.inputs, strict=True)
-        lengths = self.bound.lengths(x.shape for (_, _, piece), x in pairs if piece not in weights)
-        best: tuple[Any, ...] = ()
-        for over in lengths or [""]:
-            if best and not best[0][0] and lengths[over] <= lengths[best[1].over]:
+        given = zip(self.launches.inputs, bound.inputs, strict=True)
+        shapes = [x.shape for (_, _, piece), x in given if piece not in weights]
+        lengths = self.bound.lengths(shapes)
+        tried, best = [*lengths] or [""], tuple[Any, ...]()
+        while tried:
+            over = tried.pop(0)
+            if best and not best[0][0] and len(over) == 1 and lengths[over] <= lengths[best[1].over]:
                 continue
             found = self.along(over, bound, beside)
             key = max(0, found.peak - self.bound.bytes), found.us
@@ -111,14 +114,17 @@ class RegionPieces:
                 best = key, found, self.given, self.results, self.compiled
             if self.compiled or (not key[0] and found.us <= AGAIN * found.once):
                 break
+            if not tried and len(over) == 1 and best[0][0]:
+                first = best[1].over
+                tried = [first + a for a in replace(self.bound, over="").lengths(shapes) if a != first]
         _, found, self.given, self.results, self.compiled = best
         refuse_beyond(found, self.bound)
         self.bound.plans[id(self)] = found
         self.run = PieceRun(found, self.target, self.launches.device)
 
     def along(self, over: str, bound: BoundRegion, beside: int) -> PiecePlan:
-        """The plan of pieces along an axis. Where the compiled graph stays within the bound, and no kernel
-        of it is divided, it runs as it is."""
+        """The plan of pieces along an axis, or two. Where the compiled graph stays within the bound, and
+        no kernel of it is divided, it runs as it is."""
         steps = self.steps(bound, over)
         each = undivided(steps)
         peak = beside + self.launches.peak + max((s.workspace() for s in each), default=0)
@@ -132,17 +138,17 @@ class RegionPieces:
         return found
 
     def steps(self, bound: BoundRegion, over: str) -> list[Step]:
-        """The kernels as steps, which pieces cut along an axis. Notes what is given, and which results are
-        handed out."""
+        """The kernels as steps, which pieces cut along an axis, or two. Notes what is given, and which
+        results are handed out."""
         known: dict[Piece, Operand] = {}
         for (place, node, handed), memory in zip(self.launches.inputs, bound.inputs, strict=True):
             known[handed] = Operand(_memory(node.name, memory, True, place in self.passed))
         self.given = [o.memory for o in known.values()]
         asked, named = self.asked(bound)
         weights = self.weights(asked, named)
-        for piece, operand in known.items():
-            if piece not in weights:
-                mark(operand.memory, over)
+        images = [operand.memory for piece, operand in known.items() if piece not in weights]
+        for image in images:
+            mark(image, over[:1])
         found: list[Step] = []
         for work, names, kernel, start in zip(
             asked, named, self.launches.kernels, bound.starts, strict=True
@@ -155,10 +161,12 @@ class RegionPieces:
         for number, step in enumerate(found):
             step.number = number
             step.us = _microseconds(step.workload, self.rates)
-            _enter(step)
+            step.enter()
         self.results = {h.piece: known[h.piece] for h in self.launches.handed}
         for result in self.results.values():
             result.memory.handed = True
+        if over[1:]:
+            crossed(found, images, over[1:], self.target)
         return found
 
     def asked(self, bound: BoundRegion) -> tuple[list[Workload], list[list[str]]]:
@@ -228,14 +236,3 @@ def _alike(steps: Sequence[Step]) -> list[Step]:
             for s in found
             if not any(o.memory in spaces for o in s.operands.values())
         ]
-
-
-def _enter(step: Step) -> None:
-    """Note in tensors what stores them, and how far apart its positions are along their digit."""
-    for operand in step.stored.values():
-        operand.memory.makers.append(step)
-    if step.whole:
-        return
-    for name, operand in (step.read | step.stored).items():
-        if name in step.stored or (operand.memory.digit and name not in step.needs_whole):
-            operand.memory.unit = max(operand.memory.unit, step.stride(name))

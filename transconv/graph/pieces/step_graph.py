@@ -18,7 +18,8 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from math import gcd, lcm
+from math import gcd, lcm, prod
+from typing import Any, NamedTuple
 
 import torch
 
@@ -38,11 +39,29 @@ from transconv.compute import (
     why_not_lowered,
 )
 from transconv.conv import Surrounded
+from transconv.graph.backend_options import mark
 from transconv.ir import Expr, FloorDiv, Tensor, Var, View, free_vars
 from transconv.runtime import Plan, main_computations, ready
 from transconv.schedule import Schedule, Scheduled, along, carried, finishes, part_spaces
 from transconv.selection import choice
 from transconv.target import Target
+
+
+class TensorPart(NamedTuple):
+    """A part of a tensor: elements of its digit, and where pieces are cut along two axes of the second
+    one."""
+
+    along: AxisSpan
+    across: AxisSpan | None = None
+
+
+def _address(behind: int, cuts: Sequence[tuple[int, AxisSpan]]) -> int:
+    """An address where of each of these digits a span is there."""
+    if not cuts:
+        return behind
+    (digit, span), *inner = cuts
+    return behind // digit * _address(span.size, inner) + _address(behind % digit, inner)
+
 
 BLOCKS = 512  # blocks at most whose sums a reduction in pieces has
 SHARE = 8  # times at least that what is read is larger than these
@@ -53,7 +72,8 @@ class StepMemory:
     """A tensor in memory. ``digit``: how many elements the digit spans along which pieces are cut, 0 if it
     has none; ``unit``: elements of the largest step along it that a kernel sees; ``given``: it is there
     before the first step; ``passed``: and nobody holds it but the region; ``handed``: it is a result;
-    ``makers``: the steps that store it."""
+    ``makers``: the steps that store it; ``across``: the same along a second axis, where pieces may be cut
+    along two."""
 
     name: str
     shape: tuple[int, ...]
@@ -65,23 +85,39 @@ class StepMemory:
     digit: int = 0
     unit: int = 1
     makers: list[Step] = field(default_factory=list)
+    across: StepMemory | None = None
+    counted: dict[TensorPart, int] = field(default_factory=dict)  # what ``part_bytes`` found
 
     @property
     def bytes(self) -> int:
         """Of all of it."""
-        return self.dtype.itemsize * self.room(self.digit)
+        return self.part_bytes(self.all)
 
-    def room(self, length: int) -> int:
-        """Elements of memory of a part of its digit."""
-        found = 1
-        for n, s in zip(self.shape, self.strides, strict=True):
-            if n > 1 and not (self.digit and s < self.digit):
-                found += (n - 1) * self.at(s, length)
-        return found + length - 1 if self.digit else found
+    @property
+    def all(self) -> TensorPart:
+        """The part that is the whole."""
+        return TensorPart(AxisSpan(0, self.digit))
 
-    def at(self, behind: int, length: int) -> int:
-        """An address in a part of so many elements of its digit, of one in the whole."""
-        return behind // self.digit * length + behind % self.digit if self.digit else behind
+    def cuts(self, part: TensorPart) -> list[tuple[int, AxisSpan]]:
+        """The digits that a part cuts, each with what is there of it, the larger one first."""
+        found = [(self.digit, part.along)]
+        if part.across is not None and self.across is not None:
+            found.append((self.across.digit, part.across))
+        return sorted([f for f in found if f[0]], reverse=True)
+
+    def part_bytes(self, part: TensorPart) -> int:
+        """Bytes of memory of a part."""
+        if (known := self.counted.get(part)) is None:
+            cuts = self.cuts(part)
+            pairs = [(n, s) for n, s in zip(self.shape, self.strides, strict=True) if n > 1]
+            found = sum((n - 1) * _address(s, cuts) for n, s in pairs if not cuts or s >= cuts[0][0])
+            found += _address(cuts[0][1].size, cuts[1:]) if cuts else 1
+            known = self.counted[part] = self.dtype.itemsize * found
+        return known
+
+    def at(self, behind: int, part: TensorPart) -> int:
+        """An address in a part, of one in the whole."""
+        return _address(behind, self.cuts(part))
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -120,7 +156,7 @@ class TileParts:
     parts: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Part:
     """A computation of a step, its schedule, and the axis along which it may be cut; empty: none."""
 
@@ -137,7 +173,8 @@ class Part:
 class Step:
     """A launch, or the launches of stride phases. ``operands``: by the names of the tensors of its texts;
     ``left``: its statistics, by the workspaces that later steps read; ``along``: those of one position
-    each, which pieces have complete; ``us``: the estimate; ``room``: bytes of its launch's workspaces."""
+    each, which pieces have complete; ``us``: the estimate; ``room``: bytes of its launch's workspaces;
+    ``across``: the same step along a second axis, where it may be cut along both."""
 
     name: str
     workload: Workload
@@ -151,6 +188,8 @@ class Step:
     number: int = 0
     room: int = 0
     strides: dict[str, int] = field(default_factory=dict)  # what ``stride`` found
+    found: dict[Any, AxisSpan] = field(default_factory=dict)  # what was asked before
+    across: Step | None = None
 
     @cached_property
     def joined(self) -> Step:
@@ -216,36 +255,42 @@ class Step:
                         found.add(name)
         return found
 
-    def seen(self, name: str, part: Part, at: AxisSpan) -> AxisSpan:
-        """The span along the slot of a tensor that a part reads for some positions of its axis."""
-        operand, found = self.operands[name], AxisSpan(0, 0)
-        for view in self.views(name, part, False):
-            slot = operand.slot(view.tensor)
-            assert slot is not None
-            whole = AxisSpan(0, view.tensor.shape[slot])
-            reach = span_of(view.dims[slot].coord, part.sizes, part.axis, at)
-            found = found.around(whole if reach is None else reach.within(whole))
-        return found
-
-    def covered(self, name: str, part: Part, at: AxisSpan) -> AxisSpan:
-        """The span along the slot of a tensor that a part stores for some positions of its axis."""
-        found = AxisSpan(0, 0)
-        for view in self.views(name, part, True):
-            slot = self.operands[name].slot(view.tensor)
-            assert slot is not None
-            reach = span_of(view.dims[slot].coord, part.sizes, part.axis, at)
-            assert reach is not None
-            found = found.around(reach)
-        return found
+    def seen(self, name: str, part: Part, at: AxisSpan, stored: bool = False) -> AxisSpan:
+        """The span along the slot of a tensor that a part reads, or has ``stored``, for some positions of
+        its axis."""
+        key = name, part, at, stored
+        if (known := self.found.get(key)) is None:
+            known = AxisSpan(0, 0)
+            for coord, whole in self.coords(name, part, stored):
+                reach = span_of(coord, part.sizes, part.axis, at)
+                known = known.around(whole if reach is None else reach.within(whole))
+            self.found[key] = known
+        return known
 
     def made_at(self, name: str, part: Part, wanted: AxisSpan) -> AxisSpan:
         """The positions of a part's axis at which it stores a span of a tensor."""
-        found = AxisSpan(0, 0)
-        for view in self.views(name, part, True):
+        key = name, part, wanted
+        if (known := self.found.get(key)) is None:
+            known = AxisSpan(0, 0)
+            for coord, _ in self.coords(name, part, True):
+                known = known.around(positions(coord, part.sizes, part.axis, wanted))
+            self.found[key] = known
+        return known
+
+    def coords(self, name: str, part: Part, stored: bool) -> Iterator[tuple[Expr, AxisSpan]]:
+        """The coordinates of a part along the slot of a tensor, and the span of all that there is."""
+        for view in self.views(name, part, stored):
             slot = self.operands[name].slot(view.tensor)
             assert slot is not None
-            found = found.around(positions(view.dims[slot].coord, part.sizes, part.axis, wanted))
-        return found
+            yield view.dims[slot].coord, AxisSpan(0, view.tensor.shape[slot])
+
+    def enter(self) -> None:
+        """Note in tensors that it stores them, and how far apart its positions are along their digit."""
+        for operand in self.stored.values():
+            operand.memory.makers.append(self)
+        for name, operand in (self.read | self.stored).items() if not self.whole else ():
+            if name in self.stored or (operand.memory.digit and name not in self.needs_whole):
+                operand.memory.unit = max(operand.memory.unit, self.stride(name))
 
     def stride(self, name: str) -> int:
         """Elements of memory between neighbours along the slot of a tensor."""
@@ -403,6 +448,7 @@ def _step(
     operands: dict[str, Operand],
     target: Target,
     choose: Callable[[Compute, Target], Schedule],
+    outer: str = "",
 ) -> Step:
     axes = [axis_of(c, operands) for c in computes]
     schedules = [choose(c, target) for c in computes]
@@ -415,7 +461,7 @@ def _step(
                 if _is_along(write, axis) and plain:
                     along.add(write.view.tensor.name)
                     continue
-                found = left_of(write, c, schedule, axis, target)
+                found = left_of(write, c, schedule, axis, target, outer)
                 if found is None or len(computes) > 1:
                     axes = [""]
                     break
@@ -428,9 +474,10 @@ def _step(
 
 
 def left_of(
-    write: Write, compute: Compute, schedule: Schedule, axis: str, target: Target
+    write: Write, compute: Compute, schedule: Schedule, axis: str, target: Target, outer: str = ""
 ) -> TileParts | None:
-    """What tiles leave of a statistic along an axis; None where pieces cannot have tiles of the whole."""
+    """What tiles leave of a statistic along an axis, or of each position of an ``outer`` one; None where
+    pieces cannot have tiles of the whole."""
     main = Scheduled(compute, schedule, target).main
     divided = (statistics.kept(write) or {}).get(axis, 1) > 1
     if main is not compute or carried(compute, schedule) or divided:
@@ -447,15 +494,35 @@ def left_of(
         if axis not in block:
             continue
         wide = [a for a in block if compute.size(a) > 1]
-        if wide[:1] != [axis]:
+        if [a for a in wide[: wide.index(axis)] if a != outer]:
             return None
-        inner = 1
-        for a in wide[1:]:
-            inner *= compute.size(a)
+        inner = prod(compute.size(a) for a in wide[wide.index(axis) + 1 :])
         period = extent // gcd(extent, inner)
+        if wide[0] != axis and compute.size(axis) % period:
+            return None
         space = part_spaces(compute, schedule)[compute.statistics.index(write)]
         return TileParts(space, at, period, period * inner // extent)
     return None
+
+
+def crossed(steps: Sequence[Step], images: Sequence[StepMemory], over: str, target: Target) -> None:
+    """Note in steps and tensors how pieces of a first axis are cut along a second one, too."""
+    for m in dict.fromkeys((*images, *(o.memory for s in steps for o in s.operands.values()))):
+        m.across = replace(m, digit=0, unit=1, makers=[], counted={})
+    for m in images:
+        assert m.across is not None
+        mark(m.across, over)
+    for step in steps:
+        own = {n: Operand(o.memory.across, o.behind) for n, o in step.operands.items() if o.memory.across}
+        first = step.parts[0].axis
+        computes = [p.compute for p in step.parts]
+        made = _step(step.name, step.workload, computes, own, target, step.choose, first)
+        made.number = step.number
+        made.enter()
+        apart = all(p.axis != q.axis for p, q in zip(made.parts, step.parts, strict=True))
+        alike = {*made.left} == {*step.left} and made.along == step.along
+        if apart and alike and not (made.whole or step.whole):
+            step.across = made
 
 
 def made_with_finishes(step: Step, operands: dict[str, Operand], target: Target) -> list[Step]:

@@ -368,7 +368,8 @@ def divided(
         known = all(x in told for x in node.all_input_nodes)
         if node.op == "call_function" and known and not _random(node):
             told.add(node)
-        computed = again and node.op == "call_function" and node.target not in EQUAL and not _random(node)
+        drawn = any(map(_random, (node, *node.all_input_nodes[:1] * (node.target is operator.getitem))))
+        computed = again and node.op == "call_function" and node.target not in EQUAL and not drawn
         if computed or node in told or node.target in VIEWS or _told_by_place(node, told):
             node.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
         elif node.target in EQUAL and any(
