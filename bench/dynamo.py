@@ -1,15 +1,15 @@
-"""``python -m bench dynamo``: PyTorch's own benchmark runner, with our backend and beside it with Inductor.
+"""``python -m bench dynamo``: PyTorch's own benchmark runner, with our backend and with Inductor.
 
 The runner is ``benchmarks/dynamo`` of the release of PyTorch that is installed:
 
     git clone --depth 1 --filter=blob:none --sparse -b v2.11.0 https://github.com/pytorch/pytorch
     git -C pytorch sparse-checkout set benchmarks/dynamo
 
-With ``--pytorch pytorch/benchmarks/dynamo`` each model of its lists is run by each compiler, in a process of
-its own: accuracy beside f64 and eager torch, which the runner judges, several at a time; then speedups over
-eager torch, for which some are compiled at a time and each is timed alone, with nothing in the caches of
-kernels. Nothing is fetched: weights are random. A row of the runner's own figures is appended to
-``dynamo.csv`` for each model and compiler; a run that is repeated skips those it has.
+With ``--pytorch pytorch/benchmarks/dynamo`` each compiler runs each model of its lists, in a process of
+its own. First accuracy, which the runner judges beside f64 and eager torch, several models at a time. Then
+speedups over eager torch: some models are compiled at a time, without kernels of former runs, and each is
+timed alone. Nothing is fetched: weights are random. The runner's figures become a row of ``dynamo.csv``
+for each model and compiler; a run that is repeated skips those it has.
 """
 
 from __future__ import annotations
@@ -67,9 +67,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--suites", type=ranges.some_of(*SUITES), default="timm,huggingface")
     parser.add_argument(
-        "--models",
-        default="",
-        help="default: those of the suite's list; of timm any that it has. Others of --suites are left out",
+        "--models", default="", help="default: those of the suites' lists; of timm any that it has"
     )
     parser.add_argument("--modes", type=ranges.some_of(*MODES), default=",".join(MODES))
     parser.add_argument("--what", type=ranges.some_of(*PHASES), default=PHASES[0])
@@ -78,7 +76,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--cudagraphs", action="store_true", help="both compilers record CUDA graphs; otherwise none does"
     )
-    parser.add_argument("--flags", default="", help='further ones of the runner, as "--cosine --repeat 10"')
+    parser.add_argument("--flags", default="", help='more for the runner, as "--cosine --repeat 10"')
     parser.add_argument("--device", type=at_hand, default=at_hand())
     parser.add_argument("--quick", action="store_true", help="timm's models for images of 64 x 64 pixels")
     waves.arguments(parser, "model", together=5, limit=180, budget=540)
@@ -125,7 +123,7 @@ def asked(options: argparse.Namespace) -> Iterator[Row]:
 
 def listed(folder: Path, suite: str) -> list[str]:
     """The models of a suite's list that the runner does not leave out and that need no download."""
-    import yaml  # which the runner needs, too
+    import yaml  # type: ignore[import-untyped]  # which the runner needs, too
 
     script = SUITES[suite]
     text = (folder / f"{script}_models_list.txt".replace("models_models", "models")).read_text("utf-8")
@@ -161,7 +159,9 @@ def at_once(options: argparse.Namespace, jobs: dict[str, Row], budget: float) ->
     """Names with rows: some run at a time, each on its share of the cores; one that ends makes place."""
     todo = list(jobs)
     places = [str(i) for i in range(min(options.together, len(todo)))]
-    pool = Pool(waves.groups(WORK, places, options.together, variables(options), waves.gpus(options.device)))
+    pool = Pool(
+        waves.groups(WORK, places, options.together, variables(options), waves.gpus(options.device))
+    )
 
     def task(place: str, name: str) -> Task:
         share = {"step": "prepare", "share": (int(place), len(places))}
@@ -174,9 +174,11 @@ def at_once(options: argparse.Namespace, jobs: dict[str, Row], budget: float) ->
         yield done.payload["key"], row
 
 
-def in_waves(options: argparse.Namespace, jobs: dict[str, Row], budget: float) -> Iterator[tuple[str, Row]]:
-    """Names with rows: some compile at a time, then each is timed alone. Kernels that are on disk would make
-    a first call shorter, so that each has a folder of its own."""
+def in_waves(
+    options: argparse.Namespace, jobs: dict[str, Row], budget: float
+) -> Iterator[tuple[str, Row]]:
+    """Names with rows: some compile at a time, then each is timed alone. Kernels on disk would make first
+    calls shorter, so that each has a folder of its own."""
     with tempfile.TemporaryDirectory() as scratch:
         found = variables(options)
         groups = waves.groups(WORK, [*jobs], options.together, found, waves.gpus(options.device))
@@ -190,7 +192,7 @@ def in_waves(options: argparse.Namespace, jobs: dict[str, Row], budget: float) -
 
 
 def variables(options: argparse.Namespace) -> dict[str, str]:
-    """Of a worker: the runner has a GPU by itself, and as many threads as cores."""
+    """Of a worker."""
     found = worker_environment(options.cache)
     if options.device == "cpu":
         found["TRITON_INTERPRET"] = "1"

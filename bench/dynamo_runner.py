@@ -1,9 +1,9 @@
 """A process of ``python -m bench dynamo``: PyTorch's benchmark runner for one model and one compiler.
 
 The runner is the script of a suite in ``benchmarks/dynamo`` of PyTorch (``timm_models.py``,
-``huggingface.py``, ``torchbench.py``). It runs as ``python timm_models.py ...`` does, in a thread, and waits
-before it times calls until all processes have compiled. What it would fetch is replaced: weights are random,
-of one seed, and configurations are those of their classes.
+``huggingface.py``, ``torchbench.py``). It runs as ``python timm_models.py ...`` does, but in a thread,
+which waits before it times calls until all processes have compiled. What it would fetch is made here:
+weights are random, of one seed, and configurations are those of their classes.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def work(step: str, key: str, share: tuple[int, int] = (0, 1), **job: Any) -> Ro
     if step == "prepare":
         _running[key] = Run(**job)
         return _running[key].prepared()
-    return _running.pop(key).ended() | {"fatal": True}
+    return _running.pop(key).ended()
 
 
 class Run:
@@ -77,16 +77,18 @@ class Run:
         return early | self.ended()
 
     def ended(self) -> Row:
-        """Wait for its end, and read what it wrote; ``error``: why it wrote nothing."""
+        """Wait for its end, which is the process's, too, and read what it wrote; ``error``: why it wrote
+        nothing."""
         self.go.set()
         self.thread.join()
-        found = row_of(self.log.with_suffix(".csv"))
-        if not found:
-            return {"error": self.error or "the runner wrote no row", "fatal": True}
+        found = row_of(self.log.with_suffix(".csv")) | {"fatal": True}
+        if "status" not in found:
+            return found | {"error": self.error or "the runner wrote no row"}
         graphs = tuple(g for made in self.made for g in made.transconv.graphs)
-        counts = of_report(Report(graphs)) if graphs else {}
-        remarks = [r for g in graphs for r in (*g.remarks, g.whole) if r]
-        return found | {k: counts[k] for k in ("ours", "regions") if counts} | {"note": "; ".join(remarks)[:600]}
+        if graphs:
+            found |= {k: v for k, v in of_report(Report(graphs)).items() if k in ("ours", "regions")}
+        found["note"] = "; ".join(r for g in graphs for r in (*g.remarks, g.whole) if r)[:600]
+        return found
 
     def run(self) -> None:
         """The thread: the script's ``main``."""
@@ -109,7 +111,7 @@ class Run:
         for place in (self.folder, *map(str, Path(self.folder).resolve().parents[:3])):
             if place == self.folder or Path(place, "torchbenchmark").is_dir():
                 sys.path.insert(0, place)
-        common = importlib.import_module("common")
+        common: Any = importlib.import_module("common")
         common.MAX_DOWNLOAD_ATTEMPTS = 0  # nothing appears by asking again
         timed = common.speedup_experiment
 
@@ -125,7 +127,7 @@ class Run:
 
     def note_backends(self) -> None:
         """Keep what calls of our backend make, and give it a second name, with CUDA graphs."""
-        dynamo = importlib.import_module("torch._dynamo")
+        dynamo: Any = importlib.import_module("torch._dynamo")
         dynamo.list_backends()  # which reads those of packages, and would take the name again
 
         def noting(mode: str | None) -> Callable[..., Any]:
@@ -138,8 +140,9 @@ class Run:
         dynamo.register_backend(noting(None), name="transconv")
         dynamo.register_backend(noting("reduce-overhead"), name="transconv_cudagraphs")
 
+
 def timm(run: Run) -> None:
-    models = importlib.import_module("timm.models")
+    models: Any = importlib.import_module("timm.models")
     create = models.create_model
     less = {"pretrained_cfg_overlay": {"input_size": (3, QUICK, QUICK)}} if run.quick else {}
 
@@ -148,13 +151,13 @@ def timm(run: Run) -> None:
         return create(name, **options | {"pretrained": False} | less)
 
     models.create_model = random
-    suite = importlib.import_module("timm_models")
+    suite: Any = importlib.import_module("timm_models")
     suite.TIMM_MODELS.setdefault(run.model, 64)  # timm has more than the list
     suite.timm_main()
 
 
 def huggingface(run: Run) -> None:
-    transformers = importlib.import_module("transformers")
+    transformers: Any = importlib.import_module("transformers")
 
     def made(name: str, **_: Any) -> Any:
         kind, options = CONFIGURATIONS[name]
@@ -182,7 +185,7 @@ def torchbench(run: Run) -> None:
     weights.get_state_dict = lambda *_, **__: Left()
     torch.nn.Module.load_state_dict = loaded  # type: ignore[method-assign]
     torch.manual_seed(SEED)
-    suite = importlib.import_module("torchbench")
+    suite: Any = importlib.import_module("torchbench")
     suite.torchbench_main()
 
 

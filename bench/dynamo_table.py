@@ -8,7 +8,6 @@ from bench.tables import geometric_mean, markdown, two_digits
 from transconv.tuning.table import Row, number
 
 SIDES = ("transconv", "inductor")
-NAMES = {"transconv": "transconv", "inductor": "Inductor"}
 PASSES = ("pass", "pass_due_to_skip", "timed")
 Subject = tuple[str, str, str, str, str]
 
@@ -45,51 +44,48 @@ def lost(rows: Iterable[Row]) -> list[Row]:
 
 
 def dynamo_table(rows: list[Row]) -> str:
-    """A line for each suite, phase and type: how many models each compiler passes, of those that eager
+    """A line for each suite, phase and type, ours / Inductor's: how many models pass, of those that eager
     torch runs; geometric means over the models that both have timed."""
-    groups: dict[tuple[str, str, str, str], list[dict[str, Row]]] = {}
-    for (suite, _, phase, dtype, flags), sides in by_subject(rows).items():
-        groups.setdefault((suite, phase, dtype, flags), []).append(sides)
+    groups: dict[tuple[str, str], list[dict[str, Row]]] = {}
+    for (suite, _, *what), sides in by_subject(rows).items():
+        groups.setdefault((suite, " ".join(filter(None, what))), []).append(sides)
     return markdown(
         [
             "suite",
-            "phase",
-            "dtype",
-            "flags",
-            *(f"accuracy, {NAMES[s]}" for s in SIDES),
+            "what",
+            "pass, ours / Inductor's",
             "models timed",
-            *(f"speedup over eager, {NAMES[s]}" for s in SIDES),
-            *(f"first calls s, {NAMES[s]}" for s in SIDES),
-            *(f"eager's peak memory / own, {NAMES[s]}" for s in SIDES),
+            "speedup over eager",
+            "first calls s",
+            "eager's peak memory / own",
         ],
         ([*key, *_cells(found)] for key, found in groups.items()),
     )
 
 
 def _cells(found: list[dict[str, Row]]) -> list[str]:
-    judged = [
-        [s[f"{side} accuracy"] for s in found if _is_judged(s.get(f"{side} accuracy"))] for side in SIDES
-    ]
-    both = [
-        s
-        for s in found
-        if all((r := s.get(f"{side} performance")) and r["status"] == "timed" for side in SIDES)
-    ]
-    means = [
-        two_digits(geometric_mean(x)) if (x := _numbers(both, side, column)) else "-"
+    passed, both = [], [s for s in found if all(_timed(s, side) for side in SIDES)]
+    for side in SIDES:
+        judged = [r for s in found if (r := s.get(f"{side} accuracy")) and not without_eager(r)]
+        passed.append(f"{sum(r['status'] in PASSES for r in judged)} of {len(judged)}")
+    means = (
+        [two_digits(geometric_mean(_numbers(both, side, column))) for side in SIDES]
         for column in ("speedup", "compile_s", "compression")
-        for side in SIDES
-    ]
-    passed = [f"{sum(r['status'] in PASSES for r in of)} of {len(of)}" if of else "-" for of in judged]
-    return [*passed, str(len(both)), *means]
+    )
+    return [" / ".join(passed), str(len(both)), *map(" / ".join, means)]
 
 
-def _is_judged(row: Row | None) -> bool:
-    return row is not None and not without_eager(row)
+def _timed(sides: dict[str, Row], side: str) -> bool:
+    return sides.get(f"{side} performance", {}).get("status") == "timed"
 
 
 def _numbers(found: list[dict[str, Row]], side: str, column: str) -> list[float]:
     return [x for s in found if (x := number(s[f"{side} performance"], column)) and x > 0]
+
+
+def runner_tables(rows: list[Row]) -> str:
+    """Both tables."""
+    return f"{dynamo_table(rows)}\n\n{models_table(rows)}"
 
 
 def models_table(rows: list[Row]) -> str:
@@ -106,8 +102,10 @@ def models_table(rows: list[Row]) -> str:
             "model",
             "suite",
             "what",
-            *(f"accuracy, {NAMES[s]}" for s in SIDES),
-            *(f"speedup, {NAMES[s]}" for s in SIDES),
+            "accuracy, ours",
+            "Inductor's",
+            "speedup over eager, ours",
+            "Inductor's",
             "ours / Inductor's",
         ],
         (cells for _, cells in sorted(lines, key=lambda x: (x[0] == 0.0, x[0]))),
