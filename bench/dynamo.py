@@ -54,6 +54,7 @@ COLUMNS = (
     *VERSIONS,
 )
 WORK = "bench.dynamo_runner:work"
+OUT_OF_TIME = "out of budget"  # what a Pool says
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -76,7 +77,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--cudagraphs", action="store_true", help="both compilers record CUDA graphs; otherwise none does"
     )
-    parser.add_argument("--flags", default="", help='more for the runner, as "--cosine --repeat 10"')
+    parser.add_argument("--flags", default="", help='more for the runner: --flags="--cosine --repeat 10"')
     parser.add_argument("--device", type=at_hand, default=at_hand())
     parser.add_argument("--quick", action="store_true", help="timm's models for images of 64 x 64 pixels")
     waves.arguments(parser, "model", together=5, limit=180, budget=540)
@@ -97,8 +98,10 @@ def main(options: argparse.Namespace) -> int:
     for mode, run in (("accuracy", at_once), ("performance", in_waves)):
         mine = {" ".join(key.values()): key for key in jobs if key["mode"] == mode}
         for name, found in run(options, mine, until - time.monotonic()):
-            table.add(mine[name] | versions() | found)
-            print(line(table.rows[-1]), flush=True)
+            row = dict.fromkeys(COLUMNS, "") | mine[name] | versions() | found
+            print(line(row), flush=True)
+            if row["error"] != OUT_OF_TIME:  # the next run has time for it
+                table.add(row)
     print(dynamo_table(table.rows), flush=True)
     return 1 if lost(table.rows) else 0
 
