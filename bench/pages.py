@@ -169,7 +169,9 @@ TABLES = {
     "distributed": Table(("h200_distributed.csv",), ("python -m bench distributed",), distributed_table),
     "optimized": Table(("h200_optimized.csv",), ("python -m bench optimized",), optimized_table),
     "dynamo": Table(
-        ("h200_dynamo.csv",), ("python -m bench dynamo --pytorch pytorch/benchmarks/dynamo",), runner_tables
+        ("h200_dynamo.csv",),
+        ("python -m bench dynamo --pytorch pytorch/benchmarks/dynamo",),
+        runner_tables,
     ),
     "zoo": Table(("h200_zoo.csv",), ("python -m bench zoo",), zoo_table),
     "zoo_kernels": Table(
