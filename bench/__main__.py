@@ -39,6 +39,7 @@ DROP_IN = {
     "networks": "train and time whole models, before and after conversion",
     "graphs": "time whole models through torch.compile's backend, and torch's own compilers",
     "zoo": "compile, check and time models of torchvision, timm and other libraries",
+    "dynamo": "run PyTorch's own benchmark runner with our backend and with Inductor",
     "integrations": "time models of diffusers, nnU-Net and others by their own classes",
     "optimized": "what transconv.optimize keeps of whole models, and the times of all sides",
     "overhead": "measure the host time of one warm call, and torch's",

@@ -14,6 +14,7 @@ from pathlib import Path
 from bench import ablation_table, board, plots
 from bench.chips_table import chips_table
 from bench.distributed import distributed_table
+from bench.dynamo_table import runner_tables
 from bench.environment import ROOT, VERSIONS
 from bench.gallery import gallery_table
 from bench.graph_table import graphs_table, models_table
@@ -167,6 +168,11 @@ TABLES = {
     "graphs": Table(("h200_graphs.csv",), ("python -m bench graphs",), graphs_table),
     "distributed": Table(("h200_distributed.csv",), ("python -m bench distributed",), distributed_table),
     "optimized": Table(("h200_optimized.csv",), ("python -m bench optimized",), optimized_table),
+    "dynamo": Table(
+        ("h200_dynamo.csv",),
+        ("python -m bench dynamo --pytorch pytorch/benchmarks/dynamo",),
+        runner_tables,
+    ),
     "zoo": Table(("h200_zoo.csv",), ("python -m bench zoo",), zoo_table),
     "zoo_kernels": Table(
         ("h200_zoo_kernels.csv",), ("python -m bench zoo --kernels --sides transconv",), estimates_table

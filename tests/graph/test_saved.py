@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import fx, nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from tests.graph.meant import by_meaning, near, results, traced
 from transconv.graph import backend, report, torch_compile
@@ -263,3 +264,24 @@ def test_a_hardswish_is_evaluated_again(monkeypatch: pytest.MonkeyPatch) -> None
     ((_, saved),) = found
     large = [n.target for n in saved if n.op == "call_function" and n.meta["val"].dim() == 4]
     assert large == [torch.ops.aten.convolution.default]
+
+
+def test_a_concatenation_with_an_empty_part_of_one_dim() -> None:
+    """torch takes such a part in any concatenation; it is no slice of the result."""
+    aten = torch.ops.aten
+
+    def forward(x: Tensor) -> tuple[Tensor, ...]:
+        none, much = aten.full.default([0], 0.0), aten.exp.default(x)
+        return aten.cat.default([none, much], -2) * 2, none, much
+
+    def backward(none: Tensor, much: Tensor) -> tuple[Tensor]:
+        return (aten.cat.default([none, much], -2) * 3,)
+
+    x = torch.randn(2, 4, 3)
+    asked = ((forward, (x,)), (backward, (torch.empty(0), x)))
+    graphs = [make_fx(f, tracing_mode="fake")(*given) for f, given in asked]
+    for node, name in zip(graphs[1].graph.nodes, ("full", "exp"), strict=False):
+        node.target = name
+    aot_graphs.shared(*graphs, 1)
+    assert len([n for n in graphs[1].graph.nodes if n.op == "placeholder"]) == 2
+    torch.testing.assert_close(graphs[1](torch.empty(0), x)[0], x * 3)

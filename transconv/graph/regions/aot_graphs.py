@@ -151,6 +151,8 @@ def _whole(cat: fx.Node, forward: fx.GraphModule, backward: fx.GraphModule, resu
     there = next(iter(cats)) if len(cats) == 1 else None
     if there is None or _listed(there) != given or there.args[1:] != cat.args[1:] or not _is_known(there):
         return
+    if any(p.meta["val"].ndim < there.meta["val"].ndim for p in parts):  # empty, of one dim: no slice
+        return
     outs.insert(min(map(outs.index, given)), there)
     forward.graph.output_node().args = (tuple(o for o in outs if o not in given),)
     _sliced(cat, parts, there, backward.graph)
