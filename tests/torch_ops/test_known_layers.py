@@ -13,10 +13,12 @@ import torch
 
 import transconv
 from bench.faked_launches import Launched, as_on_gpu
-from transconv.calls import route_cache
+from transconv.calls import route_cache, settings, size_policy
 from transconv.conv import compiler
 from transconv.cost import AtSizes
 from transconv.ir import value_at
+from transconv.runtime import Registry
+from transconv.runtime.compilation import async_compile
 from transconv.torch_ops import functional
 from transconv.torch_ops.arguments import Params
 from transconv.torch_ops.calls import layer_keys, select_impl
@@ -306,3 +308,51 @@ def test_more_sizes_than_entries_have_one_entry(
     with torch.autocast("cpu", torch.bfloat16):
         assert conv(torch.empty(sizes[0])).dtype is torch.bfloat16
     assert asked  # another kind of call
+
+
+def test_calls_whose_kernels_may_change_have_one_entry(
+    launched: Launched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While a layer's further kernels are compiled, sizes that are known go no general way; each call sees
+    when one has come."""
+    come = False
+    look, settled = Registry._look, Registry.is_settled
+    monkeypatch.setattr(async_compile, "compiles", lambda target: False)
+    monkeypatch.setattr(settings.Settings, "mode", property(lambda self: "background"))
+    monkeypatch.setattr(Registry, "is_settled", lambda self: come and settled(self))
+
+    def looked(self: Any, mode: str, sizes: Any = ()) -> tuple[str, list[Any]]:
+        return (look(self, mode, sizes)[0], []) if come else (look(self, mode, sizes)[0], [lambda: come])
+
+    monkeypatch.setattr(Registry, "_look", looked)
+    monkeypatch.setattr(size_policy.SizeChoices, "prepared", property(lambda self: False, lambda *_: None))
+    transconv.config.sizes, transconv.config.compile = "auto", "background"
+    asked = list[str]()
+    for home, name in ((layer_keys, "forward_key"), (select_impl, "backward_routes")):
+        once = getattr(home, name)
+        monkeypatch.setattr(home, name, lambda *a, once=once, name=name: asked.append(name) or once(*a))
+    conv = torch.nn.Conv2d(32, 32, 3, padding=1, bias=False, dtype=torch.bfloat16)
+    transconv.convert_(conv.to(memory_format=torch.channels_last))
+    sizes = [(2, 5, 6), (1, 5, 7), (3, 6, 9), (2, 8, 8), (1, 4, 4)]
+
+    def turn() -> set[str]:
+        asked.clear()
+        for n, h, w in sizes:
+            launched.clear()
+            x = image(n, 32, h, w).requires_grad_()
+            y = conv(x)
+            y.backward(torch.empty_like(y))
+            assert x.grad is not None and x.grad.shape == x.shape and y.shape == x.shape
+            assert all(given[-3:] == (n, h, w) for given in launched if (n, h, w) != sizes[0])
+            assert len(launched) >= 3
+        return set(asked)
+
+    assert turn() == {"forward_key", "backward_routes"}
+    for _ in range(6):
+        turn()
+    assert not turn()
+    come = True
+    assert turn() == {"forward_key", "backward_routes"}, "decided anew"
+    for _ in range(6):
+        turn()
+    assert not turn()

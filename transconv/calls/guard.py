@@ -255,7 +255,8 @@ class CallCache:
 
     def is_varied(self, key: Hashable) -> bool:
         """Whether entries under a key had to go, as there were too many kinds of calls."""
-        return self._visits[key][1] > self.patience
+        visits = self._visits.get(key)
+        return visits is not None and visits[1] > self.patience
 
     def others(self, key: Hashable, place: int, onward: Call) -> Call:
         """What an entry in this place (see ``due``) goes on with: entries so far, or the general way."""

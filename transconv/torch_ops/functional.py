@@ -150,8 +150,10 @@ def gradients(
     copies = settings.varies or settings.invariant
     grad = _dense(spelled_out(grad), input, weight) if copies else spelled_out(grad)
     grad = arguments.in_any_place(grad)
-    made, flags, aligned = select_impl.backward_routes(params, grad, input, weight, mask, settings.mode)
-    call_entries.note_backward(route, wanted, grad, input, weight, made, flags, aligned)
+    made, flags, aligned, key = select_impl.backward_routes(
+        params, grad, input, weight, mask, settings.mode
+    )
+    call_entries.note_backward(route, wanted, grad, input, weight, made, flags, aligned, key)
     return made.run(grad, input, weight)
 
 
@@ -325,19 +327,9 @@ def dispatch(
     else:
         if not route.trains:
             select_impl.trained(route, input, weight, flags, aligned, settings.mode)
-        call_entries.note(
-            function_of,
-            f,
-            given,
-            (input, weight, bias, None),
-            rest,
-            route,
-            flags,
-            aligned,
-            cast,
-            (apply, apply_cast),
-            key,
-        )
+        told = f, given, (input, weight, bias, None), rest, route
+        if not call_entries.note_by_key((apply, apply_cast), *told, key, flags, aligned, cast):
+            call_entries.note(function_of, *told, flags, aligned, cast)
     if (
         route.over is not None
         and route.compiled is None

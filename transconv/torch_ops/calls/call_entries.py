@@ -6,6 +6,7 @@ identity and all tensors by torch's guard, and runs the route. The function that
 says whether there is a residual.
 
     note            one kind of call, whose route is known
+    note_by_key     all sizes of a layer whose kernels change or are many: routes are found by their keys
     note_layer      all sizes of a layer, whose kernels take sizes as arguments: the guard leaves out sizes
                     and strides of the input, which find the route or make it (calls/route.py)
     note_backward   gradients, of one route or of all sizes of a layer
@@ -31,7 +32,7 @@ from transconv.calls.guard import (
 )
 from transconv.calls.route_cache import PASSING
 from transconv.calls.settings import settings
-from transconv.torch_ops.calls import lower_call
+from transconv.torch_ops.calls import layer_keys, lower_call
 from transconv.torch_ops.calls.lower_call import Flags
 from transconv.torch_ops.calls.route import BackwardRoutes, ConvCall
 from transconv.torch_ops.conversion import inference
@@ -150,12 +151,8 @@ def note(
     flags: Flags,
     aligned: bool,
     cast: torch.dtype | None,
-    applies: tuple[Call, Call] | None = None,
-    key: Any = (),
 ) -> None:
-    """A call went the general way: after a few, make an entry for its kind; after too many kinds, one that
-    finds the routes of all sizes by what differs in their ``key``, whose differentiable calls are
-    ``applies``.
+    """A call went the general way: after a few, make an entry for its kind.
 
     ``autograd(route, biased, cast)`` makes the differentiable call; ``given`` are input, weight, bias and
     residual, ``used`` what autocast made of them, and ``cast`` the type that it gives, None outside of it;
@@ -175,20 +172,6 @@ def note(
     if not place:
         return
     entry = _Entry(function, given, used, numbers, cast)
-    if applies and route.start is not None and CALLS.is_varied(id(weight)):
-        first, (req, _, _, *same) = entry.used[0], key
-        _keep_for_sizes(
-            entry,
-            given,
-            used,
-            route,
-            flags,
-            aligned,
-            applies,
-            f"find((req, {first}.shape, {first}.stride(), *same))",
-            {"find": route_cache.routes.get, "req": req, "same": same},
-        )
-        return
     check = check_of(*entry.tensors)
     if check is None:
         return
@@ -206,6 +189,48 @@ def note(
     parts += [line for n, line in entry.casts.items() if line not in parts]
     parts.append(f"return run({', '.join(entry.used)})")
     CALLS.keep(id(weight), entry.written(found, parts, CALLS.others(id(weight), place, onward), **known))
+
+
+def note_by_key(
+    applies: tuple[Call, Call],
+    function: Any,
+    given: Tensors,
+    used: Tensors,
+    numbers: tuple[Any, ...],
+    route: ConvCall,
+    key: Any,
+    flags: Flags,
+    aligned: bool,
+    cast: torch.dtype | None,
+) -> bool:
+    """The same where entries for one kind of call do not do: while another kernel may come, or after too
+    many sizes. The entry finds what calls of any size run by what differs in the ``key`` of their routes;
+    False where it is not the one to make. ``applies``: as in ``note_layer``; the rest as in ``note``."""
+    x, w, b, _ = used
+    if x is None or w is None or route.start is None or not _can_be_kept(numbers):
+        return False
+    req, _, _, *same = key
+    changes = route.over is not None or CALLS.is_varied(id(given[1]))
+    if (
+        not changes
+        or route_cache.find_layer(layer_keys.layer_key(req, x, w, b, flags, aligned)) is not None
+    ):
+        return False
+    if CALLS.due(id(given[1])):
+        entry = _Entry(function, given, used, numbers, cast)
+        first = entry.used[0]
+        _keep_for_sizes(
+            entry,
+            given,
+            used,
+            route,
+            flags,
+            aligned,
+            applies,
+            f"find((req, {first}.shape, {first}.stride(), *same))",
+            {"find": route_cache.find, "req": req, "same": same},
+        )
+    return True
 
 
 def note_layer(
@@ -282,6 +307,10 @@ def _keep_for_sizes(
     )
 
 
+def _find_key(*key: Any) -> Any:
+    return route_cache.find(key)
+
+
 def note_backward(
     route: ConvCall,
     wanted: tuple[bool, ...],
@@ -291,35 +320,42 @@ def note_backward(
     routes: BackwardRoutes,
     flags: Flags,
     aligned: bool,
+    key: Any,
 ) -> None:
     """Gradients went the general way: after a few, make an entry for their kind, one per forward
-    route and wanted subset, or for all sizes of a layer."""
-    layer = routes.layer
-    cold = any(r.reason in PASSING or (r.over is not None and layer is None) for r in routes.routes())
-    # The gradients' entries of a layer are those of all its sizes: none is for one size alone.
-    of_one = layer is None and route.any_size and settings.reach == "auto"
-    if cold or of_one or not CALLS.due((route if layer is None else layer, wanted), 1):
+    route and wanted subset, or for all sizes of a layer. ``key``: of the routes."""
+    layer, each = routes.layer, routes.routes()
+    # The gradients' entries of a layer are those of all its sizes: none is for one size alone. While other
+    # kernels may come, what each call finds under its key decides.
+    changes = layer is None and any(r.over is not None for r in each)
+    by_key = layer is None and settings.reach == "auto" and (changes or route.any_size)
+    cold = any(r.reason in PASSING and not (by_key and r.over) for r in each) or (changes and not by_key)
+    if cold or not CALLS.due((route if layer is None else layer, wanted), 1):
         return
-    check = check_of(grad, x, w, free=0 if layer is None else 2)
+    free = layer is not None or by_key
+    check = check_of(grad, x, w, free=2 * free)
     if check is None:
         return
     found = CallGuard(
         check,
-        (*WATCHED_BACK, *switches(flags, x.dtype, *routes.routes())),
+        (*WATCHED_BACK, *switches(flags, x.dtype, *([] if by_key else each))),
         aligned,
         only_on(routes.data, routes.weight),
     )
-    parts: list[Part]
-    if layer is None:
+    found_by = "find(params, sizes, *same)" if by_key else "known(sizes) or find(grad, x, w, sizes)"
+    parts: list[Part] = [
+        "sizes = x.shape, x.stride(), grad.shape, grad.stride()",
+        f"routes = {found_by}",
+        "return None if routes is None else routes.run(grad, x, w)",
+    ]
+    if by_key:
+        params, _, *same = key
+        known: dict[str, Any] = {"find": _find_key, "params": params, "same": same}
+    elif layer is not None:
+        known = {"known": layer.known.get, "find": layer.backward}
+    else:
         line, known = routes.bound()
         parts = [line]
-    else:
-        parts = [
-            "key = x.shape, x.stride(), grad.shape, grad.stride()",
-            "routes = known(key) or find(grad, x, w, key)",
-            "return None if routes is None else routes.run(grad, x, w)",
-        ]
-        known = {"known": layer.known.get, "find": layer.backward}
     CALLS.keep_in(
         route.gradients,
         wanted,

@@ -423,14 +423,15 @@ def backward(
     """Gradients of input, weight and bias of a checked call; None where ``mask`` is False."""
     x = arguments.in_any_batch(x, w)
     grad = arguments.in_any_batch(grad, x)
-    found, _, _ = backward_routes(params, grad, x, w, mask, mode)
+    found, *_ = backward_routes(params, grad, x, w, mask, mode)
     return found.run(grad, x, w)
 
 
 def backward_routes(
     params: Params, grad: torch.Tensor, x: torch.Tensor, w: torch.Tensor, mask: Sequence[bool], mode: str
-) -> tuple[BackwardRoutes, lower_call.Flags, bool]:
-    """The routes of the gradients, found or made, and what of their key is not in the tensors."""
+) -> tuple[BackwardRoutes, lower_call.Flags, bool, Hashable]:
+    """The routes of the gradients, found or made, what of their key is not in the tensors, and the key;
+    those of a layer have none."""
     flags = lower_call.flags(x.dtype)
     aligned = not (grad.data_ptr() | x.data_ptr() | w.data_ptr()) & ALIGNMENT
     layer, sizes = None, (x.shape, x.stride(), grad.shape, grad.stride())
@@ -438,7 +439,7 @@ def backward_routes(
         layer = gradients_key(params, grad, x, w, sizes, mask, flags, aligned)
         known = route_cache.find_layer(layer)
         if known is not None and (found := known.backward(grad, x, w, sizes)) is not None:
-            return found, flags, aligned
+            return found, flags, aligned, None
     key = (
         params,
         sizes,
@@ -459,7 +460,7 @@ def backward_routes(
         routes = make_backward(params, grad, x, w, mask, flags, aligned, mode)
         note_gradients(layer, routes, x)
         routes = route_cache.keep(key, routes)
-    return routes, flags, aligned
+    return routes, flags, aligned, key
 
 
 def trained(
