@@ -1,6 +1,5 @@
 """What ``group.`` and items offer inside of a kernel, as the simulator does: loads and stores, also by a
-mapping, allocations, ids.
-"""
+mapping, allocations, ids."""
 
 from __future__ import annotations
 

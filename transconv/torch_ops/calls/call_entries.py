@@ -33,7 +33,6 @@ from transconv.calls.guard import (
 from transconv.calls.route_cache import PASSING
 from transconv.calls.settings import settings
 from transconv.torch_ops.calls import layer_keys, lower_call
-from transconv.torch_ops.calls.lower_call import Flags
 from transconv.torch_ops.calls.route import BackwardRoutes, ConvCall
 from transconv.torch_ops.conversion import inference
 
@@ -62,7 +61,7 @@ def onward(
     return made
 
 
-def switches(flags: Flags, dtype: torch.dtype, *routes: ConvCall) -> tuple[Condition, ...]:
+def switches(flags: lower_call.Flags, dtype: torch.dtype, *routes: ConvCall) -> tuple[Condition, ...]:
     """torch's numeric switches as they are, those that the kernels of ``routes`` obey: the others are not
     read at every call. Where torch computes, or without routes, all are."""
     plans = [r.compiled for r in routes]
@@ -148,7 +147,7 @@ def note(
     used: Tensors,
     numbers: tuple[Any, ...],
     route: ConvCall,
-    flags: Flags,
+    flags: lower_call.Flags,
     aligned: bool,
     cast: torch.dtype | None,
 ) -> None:
@@ -199,7 +198,7 @@ def note_by_key(
     numbers: tuple[Any, ...],
     route: ConvCall,
     key: Any,
-    flags: Flags,
+    flags: lower_call.Flags,
     aligned: bool,
     cast: torch.dtype | None,
 ) -> bool:
@@ -241,7 +240,7 @@ def note_layer(
     numbers: tuple[Any, ...],
     route: ConvCall,
     key: Hashable,
-    flags: Flags,
+    flags: lower_call.Flags,
     aligned: bool,
     cast: torch.dtype | None,
 ) -> None:
@@ -278,7 +277,7 @@ def _keep_for_sizes(
     given: Tensors,
     used: Tensors,
     route: ConvCall,
-    flags: Flags,
+    flags: lower_call.Flags,
     aligned: bool,
     applies: tuple[Call, Call],
     found_by: str,
@@ -318,7 +317,7 @@ def note_backward(
     x: Tensor,
     w: Tensor,
     routes: BackwardRoutes,
-    flags: Flags,
+    flags: lower_call.Flags,
     aligned: bool,
     key: Any,
 ) -> None:
