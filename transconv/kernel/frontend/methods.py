@@ -1,5 +1,4 @@
-"""What ``group.`` and items offer inside of a kernel, as the simulator does: loads and stores, also by a
-mapping, allocations, ids."""
+"""What ``group.`` and items offer in a kernel, as the simulator does: loads, stores, memory, ids."""
 
 from __future__ import annotations
 
