@@ -154,3 +154,32 @@ def test_sizes_that_are_names_are_left_alone() -> None:
         for n in (6, 8):
             compare(branches, run, [torch.randn(2, 16, n, n)], 1e-5, gradients=False)
     assert not any(placed(graph) for graph in report(run).graphs)
+
+
+EMPTY: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "first": lambda e, x: torch.cat([e, x], -2) * 2,
+    "between": lambda e, x: torch.cat([x, e, x + 1], 1).relu(),
+    "behind": lambda e, x: torch.cat([x, e], -1).sum((-1, -2)),
+    "two": lambda e, x: torch.cat([e, e, x], 0).exp(),
+    "then a part": lambda e, x: (torch.cat([e, x], -2)[..., 1:, :] * 3).softmax(-1),
+    "then a maximum": lambda e, x: torch.cat([e, x * 2], 1).amax(1),
+    "alone": lambda e, x: torch.cat([e, e]).sum() + x.sum(),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EMPTY)
+def test_empty_parts_of_one_dim(name: str) -> None:
+    """torch takes such a part in any concatenation; beside f64, with gradients, at shapes that change."""
+    f = EMPTY[name]
+    for dynamic in (None, True):
+        torch._dynamo.reset()
+        run = torch.compile(f, backend="transconv", dynamic=dynamic)
+        for shape in ((2, 3, 4), (3, 5, 7)):
+            x = torch.randn(shape, requires_grad=True)
+            wide = x.detach().double().requires_grad_()
+            y, want = run(torch.empty(0), x), f(torch.empty(0).double(), wide)
+            torch.testing.assert_close(y.double(), want, rtol=1e-5, atol=1e-5)
+            (made,) = torch.autograd.grad(y.square().sum(), x)
+            (theirs,) = torch.autograd.grad(want.square().sum(), wide)
+            torch.testing.assert_close(made.double(), theirs, rtol=1e-4, atol=1e-4)
