@@ -15,7 +15,6 @@ import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_leaves
 
 from tests.graph.meant import Meant, by_meaning, traced
 from transconv.compute import Alone, Compute
@@ -412,7 +411,11 @@ class LiveBytes(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         found = func(*args, **(kwargs or {}))
         empty = func._overloadpacket in (torch.ops.aten.empty, torch.ops.aten.empty_strided)
-        made = [t for t in tree_leaves(found) if isinstance(t, Tensor)] if empty or self.every else []
+        made = (
+            [t for t in torch.utils._pytree.tree_leaves(found) if isinstance(t, Tensor)]
+            if empty or self.every
+            else []
+        )
         for storage in (t.untyped_storage() for t in made):
             if storage.data_ptr() not in self.held:
                 self.known[storage.data_ptr()] = StorageWeakRef(storage), storage.nbytes()
