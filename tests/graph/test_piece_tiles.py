@@ -8,7 +8,6 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 import transconv
 from tests.graph.test_pieces import compared, trains
@@ -16,10 +15,12 @@ from transconv.compute import Alone, execute, parse
 from transconv.errors import Unsupported
 from transconv.graph.pieces.demands import Demand
 from transconv.graph.pieces.piece_execution import PartMemory, PieceRun
-from transconv.graph.pieces.piece_plan import planned
+from transconv.graph.pieces.piece_plan import PiecePlan, planned
 from transconv.graph.pieces.step_graph import Operand, StepMemory, crossed, steps_of
+from transconv.schedule import Schedule, why_not
 from transconv.target import TARGETS, Target
 
+nn = torch.nn
 Tensor = torch.Tensor
 STATISTICS = """compute convolution_bias_mean_var
     tensor X0 f32 [1, 3, {h}, {w}] strides({a},1,{b},3)
@@ -102,6 +103,23 @@ def test_pieces_of_a_large_image_have_schedules(columns: int) -> None:
     run, _ = _planned(4096, 4096, 8, columns, TARGETS["sm_90"])
     run.arrange()  # lowers the kernels of all pieces
     assert len({id(one.launch) for _, done in run.tape for _, one in done if one is not None}) > 3
+
+
+@pytest.mark.parametrize(("length", "turns"), [(4096, True), (1024, False), (300, False)])
+def test_rows_that_a_tile_covers_have_no_turns(length: int, turns: bool) -> None:
+    """A piece has fewer parts of tiles than the whole, whose schedule what combines them has."""
+    combined = parse(
+        f"compute combined\n axes n=8 | k={length}\n read x = X[n, k]\n let m = sum(x; k) / {length}\n"
+        " let v = sum((x - m) * (x - m); k)\n store Y[n] = v"
+    )
+    plain, target = "k:1024 | fma | late=1 stages=1", TARGETS["sm_90"]
+    schedule = Schedule.parse(f"{plain} turn=1")
+    assert (why_not(schedule, combined, target) is None) == turns
+    found = PieceRun(PiecePlan([], set(), [], {}, 0), target, torch.device("cpu")).fitting(
+        combined, schedule
+    )
+    assert found == (schedule if turns else Schedule.parse(plain))
+    assert why_not(found, combined, target) is None
 
 
 @pytest.mark.parametrize(

@@ -398,21 +398,45 @@ def test_a_region_of_torch_between() -> None:
 
 
 class LiveBytes(TorchDispatchMode):
-    """Bytes of what is allocated inside, but for what launches do; ``most``: at once."""
+    """Bytes of what is allocated inside, but for what launches do; ``most``: at once. ``held``: what the
+    caller holds; where it is said, what torch's operations return is there as well."""
 
-    def __init__(self) -> None:
+    def __init__(self, held: Sequence[Tensor] | None = None) -> None:
         super().__init__()
+        self.every = held is not None
+        self.held = {t.untyped_storage().data_ptr() for t in held or ()}
         self.known: dict[int, tuple[StorageWeakRef, int]] = {}
         self.most = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         found = func(*args, **(kwargs or {}))
-        if func._overloadpacket in (torch.ops.aten.empty, torch.ops.aten.empty_strided):
-            storage = found.untyped_storage()
+        empty = func._overloadpacket in (torch.ops.aten.empty, torch.ops.aten.empty_strided)
+        made = (
+            [t for t in torch.utils._pytree.tree_leaves(found) if isinstance(t, Tensor)]
+            if empty or self.every
+            else []
+        )
+        for storage in (t.untyped_storage() for t in made):
+            if storage.data_ptr() not in self.held:
+                self.known[storage.data_ptr()] = StorageWeakRef(storage), storage.nbytes()
+        if empty:
             self.known = {a: (ref, n) for a, (ref, n) in self.known.items() if not ref.expired()}
-            self.known[storage.data_ptr()] = StorageWeakRef(storage), storage.nbytes()
             self.most = max(self.most, sum(n for _, n in self.known.values()))
         return found
+
+
+@contextmanager
+def counted(step: bool) -> Iterator[None]:
+    """Inside, what launches do is not counted, and they have no workspaces."""
+    run = MeantPiece.run
+
+    def apart(self: Any, *given: Any) -> None:
+        with _disable_current_modes():
+            run(self, *given)
+
+    quiet = patch.object(Step, "workspace", lambda *_: 0)
+    with torch.set_grad_enabled(step), patch.object(Meant, "run", apart), quiet:
+        yield
 
 
 def taken(
@@ -420,15 +444,9 @@ def taken(
 ) -> tuple[int, int, BoundReport]:
     """The bytes that a second call takes at most, or a training ``step``, what the caller holds included,
     as counted and as predicted, and the report."""
-    asked, run = MemoryBound(bound, str(bound), over), MeantPiece.run
-
-    def apart(self: Any, *given: Any) -> None:
-        with _disable_current_modes():
-            run(self, *given)
-
+    asked = MemoryBound(bound, str(bound), over)
     x = x.detach().requires_grad_(step)
-    quiet = patch.object(Step, "workspace", lambda *_: 0)
-    with torch.set_grad_enabled(step), patch.object(Meant, "run", apart), quiet:
+    with counted(step):
         made = traced(Tupled(model), [x], within=asked)  # type: ignore[arg-type]
         for _ in range(2):
             lives = [LiveBytes() for _ in range(1 + step)]
@@ -490,3 +508,28 @@ def predicts(
             assert 0.97 * predicted <= most <= predicted
             cut = max(cut, *(p.pieces for plan in report.plans for p in plan.passes))
         assert cut > 1 or odd
+
+
+@pytest.mark.parametrize(("step", "plans"), [(False, 2), (True, 5)])
+def test_memory_of_several_regions_is_what_was_predicted(step: bool, plans: int) -> None:
+    torch.manual_seed(0)
+    a, b, c = _plain(2, 8, 3, padding=1), _plain(8, 8, 3, padding=1), _plain(8, 2, 3, padding=1)
+    model = Wrapped(lambda x: c(F.relu(b(torch.cumsum(F.relu(a(x)), 1)))), a, b, c)
+    x, g = torch.randn(1, 2, 64, 8, requires_grad=step), torch.ones(1, 2, 64, 8)
+    leaves, bound = [x, *model.parameters()], 1 << 60
+    there = [*leaves, g] if step else leaves
+    beside = sum(t.untyped_storage().nbytes() for t in there)
+    for _ in range(1 if step else 3):
+        asked = MemoryBound(bound, str(bound), "")
+        with meaning(), counted(step):
+            made = traced(Tupled(model), [x], within=asked)  # type: ignore[arg-type]
+            for _ in range(2):
+                with LiveBytes(there) as live:
+                    (y,) = made(x)
+                    if step:
+                        torch.autograd.grad(y, leaves, g)
+                del y
+        report = BoundReport(asked, tuple(asked.plans.values()))
+        assert len(report.plans) == plans
+        assert 0.97 * report.peak <= live.most + beside <= report.peak <= bound
+        bound = int(beside + (report.peak - beside) * 0.8)

@@ -141,9 +141,7 @@ class Demand:
         operand = step.operands[name]
         memory = operand.memory
         part = parts.get(memory, memory.all)
-        declared = next(t for p in step.parts for t in p.compute.tensors if t.name == name)
-        strides = declared.layout.strides()
-        assert strides is not None
+        _, strides, _ = step.lie(name)
         behind = memory.at(operand.behind, part)
         behind -= sum(memory.at(there.start, part) for _, there in memory.cuts(part))
         found: list[TensorWindow | None] = []
@@ -151,7 +149,7 @@ class Demand:
             if of is None or own is None or not is_cut(own, name):
                 found.append(None)
                 continue
-            slot, seen = own.operands[name].slot(declared), of.seen(own, name)
+            (_, _, slot), seen = own.lie(name), of.seen(own, name)
             assert slot is not None
             lies = part if of is not self else TensorPart(part.along)
             found.append(TensorWindow(slot, seen, tuple(memory.at(s, lies) for s in strides)))
@@ -173,10 +171,9 @@ class Demand:
             elif self.cuts(step, name):
                 windows, behind = self.windows(step, name, parts)
                 if behind * size % ALIGNMENT:
-                    declared = next(t for p in step.parts for t in p.compute.tensors if t.name == name)
                     each = [w for w in windows if w is not None]
                     own = {w.dim: w.span.size for w in each}
-                    ends = [own.get(d, n) - 1 for d, n in enumerate(declared.shape)]
+                    ends = [own.get(d, n) - 1 for d, n in enumerate(step.lie(name)[0])]
                     found += size * (1 + sum(n * s for n, s in zip(ends, each[-1].strides, strict=True)))
         return found
 

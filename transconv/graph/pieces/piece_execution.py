@@ -304,9 +304,10 @@ class PieceRun:
         piece, where sums have the same blocks. The schedule itself where none is legal."""
         summed = {x.name for x in compute.axes_of("K")}
         plain, tiles = Schedule(), programs(schedule, compute)
-        words: list[dict[str, Any]] = [{}, {"behind": plain.behind}, {"turn": plain.turn}]
+        words: list[dict[str, Any]] = [{}, {"behind": plain.behind}]
         words += [{**w, "programs": max(1, tiles // 2)} for w in words[:2]]
         words += [{**w, "programs": plain.programs, "consumers": plain.consumers} for w in words[:2]]
+        words += [{**w, "turn": plain.turn} for w in words]
         for made in (schedule, fitted(schedule, compute, self.target)):
             blocks = [b for b in made.blocks if summed & {*b.axes}]
             if blocks != [b for b in schedule.blocks if summed & {*b.axes}]:

@@ -228,25 +228,29 @@ def planned(steps: Sequence[Step], beside: int, bound: int) -> PiecePlan:
     plan.last = _last(plan)
     if settled(plan).peak <= bound:
         return plan
-    found: list[PiecePlan] = []
+    found, known, far = list[PiecePlan](), KnownPasses(), False
     for goal in (bound, bound * 15 // 16, 0):
-        plan = settled(_searched(steps, beside, goal))
-        found.append(plan)
-        for _ in range(EXACT):  # the first or the last piece takes more than one in the middle
+        if far and goal:
+            continue
+        plan = _searched(steps, beside, goal, known)
+        far = plan.peak > goal  # its tensors take more in any number of pieces
+        found.append(plan := settled(plan))
+        for _ in range(0 if far else EXACT):  # the first or the last piece takes more than the middle
             if plan.peak <= bound or goal <= 0:
                 break
             goal -= plan.peak - bound
-            plan = settled(laid_out(steps, plan.kept, beside, goal, KnownPasses()))
-            found.append(plan)
+            found.append(
+                plan := settled(laid_out(steps, plan.kept, beside, goal, KnownPasses(known.demands)))
+            )
         if plan.peak <= bound:
             return plan
+        known.cuts = {k: cut for k, cut in known.cuts.items() if cut[3] > bound}  # the least of each
     return min(found, key=lambda p: p.peak)
 
 
 def settled(plan: PiecePlan) -> PiecePlan:
     """The plan, with what each pass takes exactly."""
-    held = Held(plan)
-    alive: set[StepMemory] = set()
+    held, alive = Held(plan), set[StepMemory]()
     for p in plan.passes:
         held.most = held.now
         for _, act in acts(plan, p, p.demands(plan.kept), alive):
@@ -257,7 +261,7 @@ def settled(plan: PiecePlan) -> PiecePlan:
     return plan
 
 
-def _searched(steps: Sequence[Step], beside: int, bound: int) -> PiecePlan:
+def _searched(steps: Sequence[Step], beside: int, bound: int, known: KnownPasses) -> PiecePlan:
     """The best plan found by changes of what is kept, with what a piece in the middle takes."""
     must = _must(steps)
     level = levels(steps, must)
@@ -266,7 +270,6 @@ def _searched(steps: Sequence[Step], beside: int, bound: int) -> PiecePlan:
         for o in s.stored.values():
             made[o.memory] = max(made.get(o.memory, 0), level[s])
     later = {o.memory for s in steps for o in s.read.values() if made.get(o.memory, level[s]) < level[s]}
-    known = KnownPasses()
     best = laid_out(steps, must | later, beside, bound, known)
     for _ in range(TRIED):
         over, found = best.exceeds(bound), None
@@ -382,8 +385,7 @@ def _cut(
                 peak, sample = _middle(p, plan, before, gone, known)
                 if found is None or peak < found[3]:
                     found = n, 1, taken, peak, sample
-            assert found is not None
-            if found[3] <= bound:
+            if found is not None and found[3] <= bound:
                 break
         assert found is not None
         if found[3] > bound and p.crosses(kept):
@@ -436,8 +438,7 @@ def _middle(
     known: KnownPasses,
 ) -> tuple[int, Demand | None]:
     """The peak of a pass, but for the edges of pieces, and a piece in the middle."""
-    held, kept = Held(plan), plan.kept
-    alive = {*before}
+    held, kept, alive = Held(plan), plan.kept, {*before}
     for m in (*before, *gone):
         held.do(MemoryAct("drop" if m in gone else "whole", m))
     if p.sample is None or p.pieces == 1:

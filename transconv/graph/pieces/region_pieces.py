@@ -183,13 +183,15 @@ class RegionPieces:
         return asked, named
 
     def weights(self, asked: Sequence[Workload], named: Sequence[Sequence[str]]) -> set[Piece]:
-        """Those of the inputs that are second factors of products, and first factors of none."""
+        """Those of the inputs that are second factors of products, or of which these are computed, and
+        first factors of none."""
         first, found = set[Piece](), set[Piece]()
-        for work, names, kernel in zip(asked, named, self.launches.kernels, strict=True):
+        for work, names, kernel in [*zip(asked, named, self.launches.kernels, strict=True)][::-1]:
             products = [c for c in work.computations if c.b is not None]
             of = dict(zip(names, (*kernel.given, *kernel.stored), strict=True))
             first |= {of[c.a.tensor.name] for c in products}
             found |= {of[c.b.tensor.name] for c in products if c.b is not None}
+            found |= {*kernel.given} if not {*kernel.stored} - (found - first) else set()
         return found - first
 
     def stored(

@@ -169,6 +169,10 @@ class Part:
         return tuple((x.name, x.size) for x in self.compute.axes)
 
 
+Lies = tuple[tuple[int, ...], tuple[int, ...], int | None]
+"""The shape and strides of a tensor of a step, and its slot."""
+
+
 @dataclass(eq=False)
 class Step:
     """A launch, or the launches of stride phases. ``operands``: by the names of the tensors of its texts;
@@ -187,7 +191,7 @@ class Step:
     us: float = 0.0
     number: int = 0
     room: int = 0
-    strides: dict[str, int] = field(default_factory=dict)  # what ``stride`` found
+    lies: dict[str, Lies] = field(default_factory=dict)  # what ``lie`` found
     found: dict[Any, AxisSpan] = field(default_factory=dict)  # what was asked before
     across: Step | None = None
 
@@ -294,13 +298,18 @@ class Step:
 
     def stride(self, name: str) -> int:
         """Elements of memory between neighbours along the slot of a tensor."""
-        if name not in self.strides:
-            both = (v for p in self.parts for w in (False, True) for v in self.views(name, p, w))
-            tensor = next(both).tensor
-            slot, strides = self.operands[name].slot(tensor), tensor.layout.strides()
-            assert slot is not None and strides is not None
-            self.strides[name] = strides[slot]
-        return self.strides[name]
+        _, strides, slot = self.lie(name)
+        assert slot is not None
+        return strides[slot]
+
+    def lie(self, name: str) -> Lies:
+        """How a tensor lies."""
+        if name not in self.lies:
+            tensor = next(t for p in self.parts for t in p.compute.tensors if t.name == name)
+            strides = tensor.layout.strides()
+            assert strides is not None
+            self.lies[name] = tensor.shape, strides, self.operands[name].slot(tensor)
+        return self.lies[name]
 
 
 def undivided(steps: Sequence[Step]) -> list[Step]:

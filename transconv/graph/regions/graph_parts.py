@@ -82,6 +82,8 @@ class Parts:
         found = regions(gm.graph, setting.device, setting.symbols, whole, refused or {})
         self.parts = [RunnableRegion(region, gm, setting) for region in found]
         kept = {*map(str, self.results)}
+        if setting.pieces is not None:
+            kept |= {*self.given}  # the caller holds them: within a bound they count until the end
         for part in reversed(self.parts):
             part.done = {n for n in (*part.inputs, *part.outputs) if n not in kept}
             kept |= {*part.inputs, *part.outputs}
