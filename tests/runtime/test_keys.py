@@ -83,7 +83,7 @@ def _forward(x: Tensor, w: Tensor, b: Tensor | None = None) -> None:
 
 
 def _backward(grad: Tensor, x: Tensor, w: Tensor) -> None:
-    _found, _flags, _aligned = select_impl.backward_routes(PARAMS, grad, x, w, (True, True, False), "now")
+    _found, *_ = select_impl.backward_routes(PARAMS, grad, x, w, (True, True, False), "now")
 
 
 def _fused(x: Tensor, w: Tensor, b: Tensor, res: Tensor) -> None:

@@ -70,6 +70,7 @@ class LastingObjects:
 
 
 lasting = LastingObjects()
+"""Around what makes plans, of all threads."""
 
 
 SOON_S = 0.0005

@@ -169,8 +169,8 @@ def tuple_type_without_name(self: Any, types: Any, fields: Any = None) -> None:
     self.types, self.fields = types, fields or [""] * len(types)
 
 
-@lru_cache(maxsize=4096)
-def known_shape(extents: tuple[int, ...]) -> tuple[Any, Any, Any]:
+@lru_cache(maxsize=4096, typed=True)  # True is no 1
+def known_shape(*extents: int) -> tuple[Any, Any, Any]:
     """The shape of the type of a block, and of a tensor of this type the shape and number of elements."""
     numbers = core().tuple([core().constexpr(n) for n in extents])
     return core().tuple(extents), numbers, core().constexpr(int(np.prod(extents)))
@@ -183,13 +183,13 @@ def block_type_without_name(self: Any, element_ty: Any, shape: Any) -> None:
     if not extents:
         raise TypeError("0d block_type is forbidden")
     self.element_ty, self.numel = element_ty, core().validate_block_shape(extents)
-    self.shape = known_shape(extents)[0]
+    self.shape = known_shape(*extents)[0]
 
 
 def tensor_of_known_shape(self: Any, handle: Any, type: Any) -> None:
     """Triton's constructor of a tensor; tensors of one shape share it."""
     self.handle, self.type, self.dtype = handle, type, type.scalar
-    _, self.shape, self.numel = known_shape(tuple(type.shape.values) if type.is_block() else ())
+    _, self.shape, self.numel = known_shape(*(type.shape.values if type.is_block() else ()))
 
 
 @contextmanager
