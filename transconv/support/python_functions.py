@@ -57,16 +57,21 @@ class LastingObjects:
     twentieth of a second to count."""
 
     def __init__(self) -> None:
-        self.frozen = False
+        self.frozen, self.lock = False, threading.Lock()
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
         with without_collections():
             yield
-            self.frozen = self.frozen or gc.get_freeze_count() > 0
-            if not self.frozen:
-                gc.freeze()
-                gc.unfreeze()  # into the oldest generation
+            if self.frozen or not self.lock.acquire(blocking=False):
+                return  # what another thread freezes is not the program's
+            try:
+                self.frozen = gc.get_freeze_count() > 0
+                if not self.frozen:
+                    gc.freeze()
+                    gc.unfreeze()  # into the oldest generation
+            finally:
+                self.lock.release()
 
 
 lasting = LastingObjects()
