@@ -31,14 +31,16 @@ from tests.shown import ROOT, TIMES, Block, blocks, commands, filled, typed
 
 PAGES = (
     ROOT / "README.md",
-    *sorted((ROOT / "docs").rglob("*.md")),
+    # `make integrations` types the other page, with the packages of others.
+    *(p for p in sorted((ROOT / "docs").rglob("*.md")) if p.name != "integrations.md"),
     *sorted((ROOT / "docs" / "notebooks").glob("*.ipynb")),
 )
 BESIDE = ("Makefile", "bench", "constraints.txt", "docs", "examples")  # of a checkout
 LONGEST_S = 600
 # What no one types while reading, with the reason.
 LEFT_OUT = (
-    (r"python -m pip |rm -rf ", "installing is what the script itself does"),
+    (r"(python -m )?pip |rm -rf ", "installing is what the script itself does"),
+    (r"make \.xpu|apt-get |.*--engine=opencl", "asks for Intel's packages"),
     (r"make (test|release|matrix|measure)\b", "a part of `make check-all`, or of a GPU's hours"),
     (r"python -m bench (?!issues --small)", "measures, for minutes, on a GPU"),
     (r".* # on a GPU$", "asks for a GPU"),
