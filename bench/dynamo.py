@@ -6,7 +6,7 @@ The runner is ``benchmarks/dynamo`` of the release of PyTorch that is installed:
     git -C pytorch sparse-checkout set benchmarks/dynamo
 
 With ``--pytorch pytorch/benchmarks/dynamo`` each compiler runs each model of its lists, in a process of
-its own. First accuracy, which the runner judges beside f64 and eager torch, several models at a time. Then
+its own. First accuracy, which the runner judges by f64 and eager torch, several models at a time. Then
 speedups over eager torch: some models are compiled at a time, without kernels of former runs, and each is
 timed alone. Nothing is fetched: weights are random. The runner's figures become a row of ``dynamo.csv``
 for each model and compiler; a run that is repeated skips those it has.
@@ -107,7 +107,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 def asked(options: argparse.Namespace) -> Iterator[Row]:
-    """The keys of all rows, the compilers of a model behind each other."""
+    """The keys of all rows, the compilers of a model one after another."""
     names = [name for name in options.models.split(",") if name]
     lists = {suite: listed(options.pytorch, suite) for suite in options.suites.split(",")}
     others = [n for n in names if not any(n in known for known in lists.values())]

@@ -157,22 +157,22 @@ def test_types_and_shapes_are_triton_s() -> None:
     assert spec is not None and spec.loader is not None
     own = module_from_spec(spec)
     spec.loader.exec_module(own)
-    told = []
+    found = []
     for of in (own, core):
-        told.append([])
+        found.append([])
         shapes = [4], [2, 8], of.tuple([1, 4]), [of.constexpr(4)], (4,), [], [3], [0], [4.0], [True]
         for shape in 2 * shapes:
             try:
                 made = of.block_type(of.float32, shape)
             except Exception as refused:
-                told[-1].append(f"{type(refused).__name__}: {refused}")
+                found[-1].append(f"{type(refused).__name__}: {refused}")
             else:
                 tile = of.tensor(None, made.with_element_ty(of.int8))
-                told[-1].append((str(made), made.shape.values, made.numel, str(tile), tile.numel.value))
+                found[-1].append((str(made), made.shape.values, made.numel, str(tile), tile.numel.value))
                 assert made == of.block_type(of.float32, made.shape) and tile.shape[0] == made.shape[0]
         number = of.tensor(None, of.float32)
-        told[-1].append((str(number), len(number.shape), number.numel.value))
-    assert told[0] == told[1] and len({*map(str, told[0])}) > 8
+        found[-1].append((str(number), len(number.shape), number.numel.value))
+    assert found[0] == found[1] and len({*map(str, found[0])}) > 8
 
 
 def test_products_add_up_all_rows_alike() -> None:

@@ -18,7 +18,9 @@ from transconv.calls import size_policy
 from transconv.calls.settings import Settings
 from transconv.calls.size_policy import ROUNDS, SizeChoice, SizeTrial, policy
 from transconv.conv import compiler
+from transconv.runtime import Registry
 from transconv.torch_ops import functional
+from transconv.torch_ops.calls import select_impl
 
 OFTEN = 4  # calls until a size is one that comes often
 SIDES = (5, 6, 7)  # the layer's first size, and two others
@@ -392,3 +394,37 @@ def test_a_search_at_first_calls_waits_for_kernels(monkeypatch: pytest.MonkeyPat
         assert transconv.config.mode == "background"
         with torch.backends.cudnn.flags(benchmark=True):
             assert transconv.config.mode == "now"
+
+
+@pytest.mark.parametrize("wanted", ["input", "weight", "both"])
+def test_gradients_by_key_are_torchs(sized: Machine, monkeypatch: pytest.MonkeyPatch, wanted: str) -> None:
+    """While further kernels of a layer are compiled, gradients of known sizes go no general way; all are
+    compared, those of expanded gradients and of other strides, too."""
+    look, waits = Registry._look, [lambda: False]
+    monkeypatch.setattr(Registry, "is_settled", lambda self: False)
+    monkeypatch.setattr(Registry, "_look", lambda self, *given: (look(self, *given)[0], waits))
+    monkeypatch.setattr(size_policy.SizeChoices, "prepared", property(lambda self: False, lambda *_: None))
+    monkeypatch.setattr(size_policy, "OFTEN", 1 << 30)
+    sized.compiled = sized.general = True
+    asked = list[Any]()
+    routes = select_impl.backward_routes
+    monkeypatch.setattr(select_impl, "backward_routes", lambda *a: asked.append(a) or routes(*a))
+    w = W.clone().requires_grad_(wanted != "input")
+    for turn in range(9):
+        asked.clear()
+        for side in (5, 6, 7, 9, 12):
+            x = image(side).requires_grad_(wanted != "weight")
+            given = [t for t in (x, w) if t.requires_grad]
+            y, want = (
+                transconv.conv2d(x, w, B, padding=1),
+                torch.conv2d(x.double(), w.double(), B.double(), padding=1),
+            )
+            grad = torch.randn(y.shape)
+            if turn == 1:
+                grad = grad.to(memory_format=torch.channels_last)
+            elif turn in (3, 5):
+                grad = grad[:, :1].expand_as(y)
+            theirs = torch.autograd.grad(want, given, grad.double())
+            for made, other in zip(torch.autograd.grad(y, given, grad), theirs, strict=True):
+                torch.testing.assert_close(made, other, rtol=1e-3, atol=1e-3, check_dtype=False)
+    assert not asked, [(tuple(a[1].shape), a[1].stride()) for a in asked]

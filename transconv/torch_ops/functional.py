@@ -327,9 +327,9 @@ def dispatch(
     else:
         if not route.trains:
             select_impl.trained(route, input, weight, flags, aligned, settings.mode)
-        told = f, given, (input, weight, bias, None), rest, route
-        if not call_entries.note_by_key((apply, apply_cast), *told, key, flags, aligned, cast):
-            call_entries.note(function_of, *told, flags, aligned, cast)
+        call = f, given, (input, weight, bias, None), rest, route
+        if not call_entries.note_by_key((apply, apply_cast), *call, key, flags, aligned, cast):
+            call_entries.note(function_of, *call, flags, aligned, cast)
     if (
         route.over is not None
         and route.compiled is None
