@@ -57,6 +57,9 @@ class Processes:
     def begin(self) -> None:
         self.there = True
 
+    def is_patient(self, job: dict[str, Any]) -> bool:
+        return bool(job.get("later"))
+
     def submit(self, job: dict[str, Any], done: Callable[[dict[str, Any]], None]) -> Callable[[], bool]:
         self.jobs.append((job, done))
         return lambda: not self.begun

@@ -6,6 +6,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -30,7 +32,7 @@ PROBLEM = ConvProblem.parse("mb2ic4ih6oc8oh6kh3ph1 dt=f32 tag=nhwc")
 def done(thread: RehearsalThread) -> None:
     """Waits until all is done that the thread was given before."""
     ended = threading.Event()
-    thread.add(CPU, lambda: None, ended.set)
+    thread.add(CPU, lambda: None, ended.set, patient=True)
     assert ended.wait(60.0)
 
 
@@ -73,6 +75,22 @@ def test_tasks_are_done_in_their_order_beside_the_program(thread: RehearsalThrea
     done(thread)
     assert seen == [(name, False, rehearsal_thread.NAME) for name in "abc"]
     assert torch.is_grad_enabled() and torch.equal(numbers, torch.get_rng_state())
+
+
+def test_patient_tasks_come_behind_the_others_and_rest_longer(
+    thread: RehearsalThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go, seen, rests = threading.Event(), list[str](), list[float]()
+    worked = count()
+    monkeypatch.setattr(rehearsal_thread.time, "thread_time", lambda: 0.01 * next(worked))
+    monkeypatch.setattr(rehearsal_thread.time, "sleep", rests.append)
+    thread.add(CPU, go.wait)
+    for name, patient in (("a", True), ("b", False), ("c", True), ("d", False)):
+        thread.add(CPU, partial(seen.append, name), patient=patient)
+    go.set()
+    done(thread)
+    assert seen == ["b", "d", "a", "c"]
+    assert rests[:6] == pytest.approx([0.0, 0.02, 0.02, 0.02, 0.08, 0.08])  # the start's is the first
 
 
 def test_a_task_that_fails_has_ended_too(thread: RehearsalThread) -> None:

@@ -232,6 +232,10 @@ class Compilers:
             while len(self.children) < self.workers and not self.closed:
                 self._start()
 
+    def is_patient(self, job: Mapping[str, Any]) -> bool:
+        """Whether another job's kernel answers the calls of this one's meanwhile."""
+        return bool(job.get("later")) or (self.any_size and bool(job.get("one_size")))
+
     def submit(self, job: dict[str, Any], done: Done) -> Take:
         """Queue a job; ``done`` is called with the answer in another thread, never after ``close``.
         What comes back takes the job out of the queue."""
@@ -264,7 +268,7 @@ class Compilers:
                     self.children.discard(child)
                 child.close()
                 return
-            if turn == 1 and self.any_size and job.get("one_size"):
+            if turn == 1 and self.is_patient(job):
                 self.jobs.put((2, number, take, job, done))
                 continue
             if not take():

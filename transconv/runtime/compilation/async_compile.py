@@ -67,9 +67,9 @@ class _PendingRequest:
     whether its plan was ``taken`` over here, whether a missing record was logged (``told``), whether the
     process ``died`` of it, whether it was handed over ahead of the request (``early``), whether calls may
     wait for it (``hurried``); the ``device`` on which its kernels are made ready before it is done, if
-    there is one, its plan's ``kind`` and the ``sizes`` of the call, where these are arguments, and whether
-    its first call has nothing left to do (``fit``); ``take`` is the pool's, ``ended`` is set when it is
-    done."""
+    there is one, its plan's ``kind`` and the ``sizes`` of the call, where these are arguments, whether its
+    first call has nothing left to do (``fit``), and whether another plan answers that meanwhile
+    (``patient``); ``take`` is the pool's, ``ended`` is set when it is done."""
 
     done: bool = False
     taken: bool = False
@@ -82,6 +82,7 @@ class _PendingRequest:
     kind: type[Plan] = Plan
     sizes: tuple[int, ...] = ()
     fit: bool = False
+    patient: bool = False
     take: Callable[[], bool] = lambda: False
     ended: threading.Event = field(default_factory=threading.Event)
 
@@ -297,7 +298,9 @@ def _submit(question: PlanRequest, asked: _PendingRequest, workers: int = 0, lat
         "one_size": not (asked.sizes or asked.hurried),
     }
     job = question.job | {name: value for name, value in when.items() if value}
-    asked.take = compilers(workers).submit(job, lambda answer: _answered(question, answer))
+    pool = compilers(workers)
+    asked.patient = not asked.early and pool.is_patient(job)
+    asked.take = pool.submit(job, lambda answer: _answered(question, answer))
 
 
 def _wait(question: PlanRequest, asked: _PendingRequest) -> None:
@@ -332,7 +335,7 @@ def _answered(question: PlanRequest, answer: dict[str, Any]) -> None:
         _end(asked, reason)
     else:
         rehearsal_thread.thread.add(
-            asked.device, partial(_make_ready, question, asked), partial(_end, asked)
+            asked.device, partial(_make_ready, question, asked), partial(_end, asked), asked.patient
         )
 
 

@@ -5,8 +5,10 @@ milliseconds of the processor, and more where a library loads kernels of its own
 does so before, on data of its own, and only then the kernel counts as compiled. What fails there is left
 to the call.
 
-It rests behind each task as long as that took, and within long ones behind each part (``rest``): threads
-of one interpreter take turns, and so do those that have CUDA load a kernel.
+It rests behind each task for as long as that took and more, and within long ones behind each part
+(``rest``): threads of one interpreter take turns, and so do those that have CUDA load a kernel. A patient
+task is one for whose kernel no call waits, as another answers it: it comes behind the others, and its rest
+is so long that the program's steps hardly feel it.
 
 The thread has a stream of its own, which neither waits for the program's nor is waited for by it. It may
 load kernels and allocate memory while another thread captures a CUDA graph: CUDA forbids that to all
@@ -22,7 +24,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache, partial
-from queue import Empty, SimpleQueue
+from itertools import count
+from queue import Empty, PriorityQueue
 from typing import Any, NamedTuple
 
 from transconv.backend_triton import torch_module
@@ -31,7 +34,8 @@ from transconv.target import Target, detect
 
 NAME = "transconv-rehearsal"
 START_S = 0.5  # until it begins: a program's first calls load what torch needs, for which they would wait
-REST_S = 0.1  # the longest pause behind a task
+RESTS = (2, 8)  # how many times as long as the work the pause is, behind a task and behind a patient one
+REST_S = 0.4  # the longest pause
 IDLE_S = 20.0  # the thread ends after this time without tasks
 CLOSING_S = 10.0  # how long the end of the program waits for a task that has begun
 SHARE = 8  # of the memory that is free: data of the thread take no more than one of so many parts
@@ -40,8 +44,11 @@ Work = Callable[[], object]
 
 
 class RehearsalTask(NamedTuple):
-    """Some work on a device; ``ended`` is called behind it, also if it failed."""
+    """Some work on a device, in the order of ``patient`` and ``number``; ``ended`` is called behind it,
+    also if it failed."""
 
+    patient: bool
+    number: int
     device: Any
     work: Work
     ended: Work
@@ -55,17 +62,22 @@ class RehearsalThread:
 
     def begin_anew(self) -> None:
         """Without thread and tasks: after a fork, these are the parent's."""
-        self.tasks: SimpleQueue[RehearsalTask | None] = SimpleQueue()
+        self.tasks: PriorityQueue[RehearsalTask] = PriorityQueue()
+        self.numbers = count()
         self.lock = threading.Lock()
         self.thread: threading.Thread | None = None
         self.closed = False
-        self.rested = 0.0  # the thread's time at its last rest
+        self.rested, self.times = (
+            0.0,
+            RESTS[0],
+        )  # the thread's time at its last rest, and how long rests are
 
-    def add(self, device: Any, work: Work, ended: Work = lambda: None) -> None:
-        """Have the thread do some work behind what it was given before."""
+    def add(self, device: Any, work: Work, ended: Work = lambda: None, patient: bool = False) -> None:
+        """Have the thread do some work behind what it was given before; what is ``patient`` lets the rest
+        go first."""
         with self.lock:
             if not self.closed:
-                self.tasks.put(RehearsalTask(device, work, ended))
+                self.tasks.put(RehearsalTask(patient, next(self.numbers), device, work, ended))
                 if self.thread is None:
                     self.thread = threading.Thread(target=self._serve, daemon=True, name=NAME)
                     self.thread.start()
@@ -93,17 +105,17 @@ class RehearsalThread:
                         continue
                     self.thread = None
                 return
-            if task is None or self.closed:
+            if self.closed:
                 return
-            self.rested = time.thread_time()
+            self.rested, self.times = time.thread_time(), RESTS[task.patient]
             _do(task)
-            task = None  # with what it was given
+            del task  # with what it was given
             self.rest()
 
     def rest(self) -> None:
-        """In this thread, as long a pause as the work took since the last one; in others nothing."""
+        """In this thread, a pause by the time of the work since the last one; in others nothing."""
         if threading.current_thread() is self.thread:
-            time.sleep(min(REST_S, max(0.0, time.thread_time() - self.rested)))
+            time.sleep(min(REST_S, self.times * max(0.0, time.thread_time() - self.rested)))
             self.rested = time.thread_time()
 
     def close(self) -> None:
@@ -112,8 +124,12 @@ class RehearsalThread:
         with self.lock:
             self.closed, thread = True, self.thread
         if thread is not None:
-            self.tasks.put(None)
+            self.tasks.put(RehearsalTask(False, -1, None, _nothing, _nothing))  # it wakes up
             thread.join(CLOSING_S)
+
+
+def _nothing() -> None:
+    pass
 
 
 def _do(task: RehearsalTask) -> None:
