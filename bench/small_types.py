@@ -90,5 +90,7 @@ def _line(found: list[tuple[float, Row]]) -> list[str]:
 
 
 def _is(row: Row, kind: str) -> bool:
+    if kind != WIDE or row["kind"] != "dense":
+        return row["kind"] == kind
     p = ConvProblem.parse(row["problem"])
-    return row["kind"] == kind if kind != WIDE else row["kind"] == "dense" and min(p.icg, p.ocg) >= 128
+    return min(p.icg, p.ocg) >= 128
