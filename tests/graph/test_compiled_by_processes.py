@@ -12,13 +12,13 @@ import torch
 from torch import nn
 
 import transconv
+from tests.graph.test_piece_tiles import _planned
 from tests.runtime.test_ready import Processes
 from transconv.backend_triton.launch.triton_kernel import TritonKernel
-from transconv.errors import Unsupported
 from transconv.functional.calls import compiled_launch
 from transconv.graph import torch_compile
 from transconv.graph.regions import graph_wait, region_kernels
-from transconv.runtime import BatchCompile, PlanRequest, begin, compiler, is_ready, steps
+from transconv.runtime import BatchCompile, Plan, PlanRequest, begin, compiler, is_ready, plan_cache, steps
 from transconv.runtime.compilation import async_compile, batch_compile
 from transconv.selection import candidates, choice
 from transconv.target import TARGETS
@@ -218,7 +218,9 @@ def test_a_kernel_of_which_a_process_died_is_refused(processes: AtOnce) -> None:
     processes.says = {"reason": "the compiler's process died (signal 11)", "died": True}
     called(Chain().to("meta"), 2, 16, 8, 8)
     text = next(t for t in processes.asked if t.startswith("compute"))
-    with pytest.raises(Unsupported, match=f"{text.split()[1]} for sm_90: .*signal 11") as caught:
+    with pytest.raises(
+        transconv.errors.Unsupported, match=f"{text.split()[1]} for sm_90: .*signal 11"
+    ) as caught:
         compiled_launch.launch(text, torch.device("meta"), True, "now")
     assert caught.value.reason == "compile:failed"
 
@@ -297,6 +299,37 @@ def test_processes_choose_and_compile(chip: None, monkeypatch: pytest.MonkeyPatc
     for question in asked:
         compiled_launch.launch(question.workload, torch.device("meta"), True, "now")
         assert is_ready(question)
+
+
+def test_the_kernels_of_pieces_are_handed_over_as_texts(processes: AtOnce) -> None:
+    """Each once, before the first piece runs; who reads a text has the kernel that runs here."""
+    run, _ = _planned(128, 24, 5, 1, TARGETS["sm_90"])
+    run.arrange()
+    here = {digest for launch in run.made.values() for digest in launch.plan.digests}
+    assert len(processes.jobs) == len({*map(str, processes.jobs)}) > 2
+    there = set[str]()
+    for job in processes.jobs:
+        asked = PlanRequest.of_job(job)
+        read = plan_cache.read(
+            job["made"], asked.workload, asked.target, job["deterministic"], Plan, lambda: 1 / 0
+        )
+        there |= read.digests
+    assert there == here
+
+
+@pytest.mark.slow
+def test_processes_compile_the_kernels_of_pieces(chip: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def here(*_: Any, **__: Any) -> None:
+        raise AssertionError("this process compiles nothing")
+
+    monkeypatch.setattr(TritonKernel, "_compiled", here)
+    run, _ = _planned(128, 24, 5, 1, TARGETS["sm_90"])
+    try:
+        run.arrange()
+    finally:
+        async_compile.close()
+    assert len(run.made) > 2
+    assert all(s.triton.is_ready(True) for launch in run.made.values() for s in launch.plan.steps)
 
 
 def test_a_compiled_model_is_prepared(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ from transconv.conv import Surrounded
 from transconv.graph.pieces.demands import ALIGNMENT, Demand, is_alone
 from transconv.graph.pieces.piece_plan import MemoryAct, PiecePass, PiecePlan, acts
 from transconv.graph.pieces.step_graph import Part, Step, StepMemory, TensorPart
-from transconv.runtime import Launch, build_scheduled
+from transconv.runtime import BatchCompile, Launch, build_scheduled
 from transconv.schedule import Schedule, programs, why_not
 from transconv.selection import fitted
 from transconv.support import ScheduleError, Unsupported
@@ -118,7 +118,7 @@ class PieceRun:
             self.rooms, self.parts, self.tails = {}, {}, {}
 
     def arrange(self) -> None:
-        """Find what is done, and the launches."""
+        """Find what is done, and the launches, whose kernels processes compile side by side."""
         alive: set[StepMemory] = set()
         for p in self.plan.passes:
             found: list[tuple[MemoryAct, Launched | None]] = []
@@ -128,6 +128,8 @@ class PieceRun:
                     launched = self.whole(act.step) if act.piece is None else self.launched(act)
                 found.append((act, launched))
             self.tape.append((p, found))
+        if batch := BatchCompile.of_made(launch.plan for launch in self.made.values()):
+            batch.wait()
 
     def do(self, act: MemoryAct, launched: Launched | None, p: PiecePass) -> None:
         """One of the acts of a pass."""

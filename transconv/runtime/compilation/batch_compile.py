@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -183,10 +183,22 @@ class _Jobs:
 class BatchCompile:
     """Questions whose kernels processes compile, while this one does something else."""
 
-    def __init__(self, questions: Sequence[PlanRequest], workers: int) -> None:
-        self.questions = questions
-        log.info("compiling %d problems in %d processes", len(questions), workers)
-        self.jobs = _Jobs([q.job for q in questions], async_compile.compilers(workers))
+    def __init__(self, jobs: Mapping[PlanRequest, dict[str, Any]], workers: int) -> None:
+        self.questions = [*jobs]
+        log.info("compiling %d problems in %d processes", len(jobs), workers)
+        self.jobs = _Jobs([*jobs.values()], async_compile.compilers(workers))
+
+    @classmethod
+    def of_made(cls, plans: Iterable[Plan]) -> BatchCompile | None:
+        """``begin`` for plans whose schedules were given, and whose tensors are aligned: processes are
+        handed the texts, and compile each once."""
+        texts: dict[frozenset[str], Plan] = {}
+        for plan in plans:
+            if not all(s.triton.is_ready(True) for s in plan.steps):
+                texts.setdefault(frozenset(plan.digests), plan)
+        each = {PlanRequest(p.workload, p.target, p.deterministic): p for p in texts.values()}
+        waiting = sorted(_many(each), key=_work, reverse=True)
+        return _begun({q: q.job | {"made": plan_cache.content_of(each[q])} for q in waiting})
 
     def wait(self) -> None:
         """Until all are done. A question of which a process died is refused from then on; where another
@@ -205,7 +217,11 @@ def begin(questions: Iterable[PlanRequest]) -> BatchCompile | None:
     could leave what they make. The longest are begun first, so that no process is at one of them when
     the others are out of work."""
     waiting = sorted((q for q in _many(questions) if not _is_ready(q)), key=_work, reverse=True)
-    return BatchCompile(waiting, min(cores(), len(waiting))) if len(waiting) > FEW else None
+    return _begun({q: q.job for q in waiting})
+
+
+def _begun(jobs: Mapping[PlanRequest, dict[str, Any]]) -> BatchCompile | None:
+    return BatchCompile(jobs, min(cores(), len(jobs))) if len(jobs) > FEW else None
 
 
 def rank(questions: Iterable[PlanRequest]) -> None:

@@ -14,7 +14,7 @@ from typing import IO, Any
 
 from transconv.backend_triton import Miscompiled, pretend, reason_of, serve
 from transconv.compute import Workload
-from transconv.runtime import check_records, compiler
+from transconv.runtime import check_records, compiler, plan_cache
 from transconv.runtime.compilation.plan_request import PlanRequest, Room
 from transconv.runtime.plans import Plan, PlanStep
 from transconv.runtime.steps import estimated
@@ -83,6 +83,8 @@ def _made(
     _look_for_cycles()
     pretend(target.backend, target.arch, target.warp_size)
     patient = not job.get("hurried")
+    if "made" in job:
+        return _compiled_as_made(job, workload, target, started)
     plan = compiler.plan(workload, target, None, job["deterministic"], Plan)
     wrong: list[dict[str, Any]] = []
     spilled: list[tuple[str, int]] = []
@@ -110,6 +112,20 @@ def _made(
     raise Unsupported(
         "miscompiled", f"{compiler.MOST_REJECTED} plans do not compile: {wrong[-1]['reason']}"
     )
+
+
+def _compiled_as_made(
+    job: dict[str, Any], workload: Workload, target: Target, started: float
+) -> dict[str, Any]:
+    """The answer to a request for the texts of a plan whose schedules were given."""
+
+    def again() -> Plan:
+        raise Unsupported("compile:failed", "a plan of given schedules is compiled as it is")
+
+    plan = plan_cache.read(job["made"], workload, target, job["deterministic"], Plan, again)
+    if found := _compile(plan, job["aligned"], True):
+        raise Unsupported("miscompiled", found["reason"])
+    return {"kernels": len(plan.steps), "seconds": round(time.perf_counter() - started, 3)}
 
 
 def _look_for_cycles() -> None:
