@@ -22,7 +22,7 @@ from transconv.runtime import collecting, plan_cache
 from transconv.runtime import registry as registries
 from transconv.runtime.compilation import async_compile
 from transconv.selection import files_digest, tuning_db
-from transconv.torch_ops.calls import lower_call, select_impl
+from transconv.torch_ops.calls import select_impl
 from transconv.torch_ops.conversion import prepare
 
 X, W, B = torch.randn(1, 4, 5, 5), torch.randn(4, 4, 3, 3), torch.randn(4)
@@ -222,12 +222,12 @@ def test_a_capture_holds_what_was_warmed_up(machine: Machine, monkeypatch: pytes
     transconv.conv2d(X, W)  # torch's
     machine.finish()  # between warm-up and capture
     with monkeypatch.context() as m:
-        m.setattr(lower_call, "capturing", lambda device: True)
+        m.setattr(select_impl, "is_capturing", lambda device: True)
         transconv.conv2d(X, W)
     assert counts() == ({}, {"compiling": 1, "capture:cold": 1})
     transconv.conv2d(X, W)
     with monkeypatch.context() as m:
-        m.setattr(lower_call, "capturing", lambda device: True)
+        m.setattr(select_impl, "is_capturing", lambda device: True)
         transconv.conv2d(X, W)
     assert counts() == ({"fwd": 2}, {})
 
