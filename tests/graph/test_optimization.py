@@ -311,20 +311,3 @@ def test_odd_models_and_examples() -> None:
             made = transconv.optimize(network(), given, cudagraphs=word, verbose=False)
             assert "CUDA graphs" not in str(report(made).optimization)
     assert "0: Conv1d" in str(report(fast)) and "__self__" not in str(report(fast))
-
-
-def test_what_a_model_was_given_is_left_as_it_was() -> None:
-    """Of every layout: also where torch cannot compare two tensors."""
-    undisturbed = optimization.undisturbed
-    parts = [torch.randn(2, 3), torch.randn(4, 3)]
-    rows = torch.eye(4).to_sparse()
-    for x in (torch.eye(4), rows, rows.to_sparse_csr()):
-        with undisturbed(nn.Identity(), (x,)):
-            x.mul_(2.0)
-        assert torch.equal(x.to_dense(), torch.eye(4))
-    with undisturbed(nn.Identity(), (torch.ones(1).expand(4),)):
-        pass  # nobody can write it
-    ragged = torch.nested.nested_tensor(parts)
-    with undisturbed(nn.Identity(), (ragged,)):
-        ragged.mul_(2.0)
-    assert all(map(torch.equal, ragged.unbind(), parts))

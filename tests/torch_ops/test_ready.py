@@ -450,3 +450,19 @@ def test_no_more_processes_start_than_there_are_layers() -> None:
     assert prepare._layers(torch.nn.Sequential(torch.nn.Conv2d(4, 4, 3), torch.nn.BatchNorm2d(4))) == 1
     assert prepare._layers(torch.nn.Sequential(torch.nn.Conv1d(4, 4, 3), lazy)) >= 2
     assert prepare._layers(torch.nn.ReLU()) == 1
+
+
+def test_what_a_model_was_given_is_left_as_it_was() -> None:
+    """Of every layout: also where torch cannot compare two tensors."""
+    parts = [torch.randn(2, 3), torch.randn(4, 3)]
+    rows = torch.eye(4).to_sparse()
+    for x in (torch.eye(4), rows, rows.to_sparse_csr()):
+        with prepare.undisturbed(torch.nn.Identity(), (x,)):
+            x.mul_(2.0)
+        assert torch.equal(x.to_dense(), torch.eye(4))
+    with prepare.undisturbed(torch.nn.Identity(), (torch.ones(1).expand(4),)):
+        pass  # nobody can write it
+    ragged = torch.nested.nested_tensor(parts)
+    with prepare.undisturbed(torch.nn.Identity(), (ragged,)):
+        ragged.mul_(2.0)
+    assert all(map(torch.equal, ragged.unbind(), parts))
