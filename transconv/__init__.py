@@ -65,7 +65,6 @@ if TYPE_CHECKING:
 
 
 _HOMES = {
-    "__version__": "support",
     "conv1d": "torch_ops.functional",
     "conv2d": "torch_ops.functional",
     "conv3d": "torch_ops.functional",

@@ -37,8 +37,9 @@ VERBS = (
 )
 # Those that are not in a file of their name, and what adds them.
 ELSEWHERE = {
-    "kernel": ("compile", "add_kernel"),
     "demo": ("run", "add_demo"),
+    "bisect": ("wrong_results", "add_bisect"),
+    "report-wrong": ("wrong_results", "add_report"),
     "cache": ("prepare", "add_cache"),
     "words": ("show", "add_words"),
     "sharded": ("agreement", "add_to"),

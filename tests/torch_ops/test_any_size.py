@@ -18,7 +18,7 @@ from transconv.backend_triton.launch.triton_kernel import EXACT
 from transconv.calls import size_policy
 from transconv.conv import compiler
 from transconv.runtime import check_records, first_run_check
-from transconv.torch_ops.calls import lower_call
+from transconv.torch_ops.calls import select_impl
 
 
 @pytest.fixture(autouse=True)
@@ -221,7 +221,7 @@ def test_a_capture_takes_a_kernel_that_has_run(monkeypatch: pytest.MonkeyPatch) 
     transconv.config.fallback = "silent"
     w = whole(16, 8, 3, 3)
     transconv.conv2d(whole(1, 8, 5, 5), w)
-    monkeypatch.setattr(lower_call, "capturing", lambda device: True)
+    monkeypatch.setattr(select_impl, "is_capturing", lambda device: True)
     for loaded in (False, True):
         monkeypatch.setattr(TritonKernel, "is_loaded", lambda *_, loaded=loaded: loaded)
         x = whole(1, 8, 6, 9)

@@ -254,7 +254,7 @@ STATES: dict[str, Callable[[Any], Any]] = {
     "never": _mode("never"),
     "no_grad": lambda m: torch.no_grad(),
     "inference_mode": lambda m: torch.inference_mode(),
-    "capture": _patched(lower_call, "capturing", lambda device: True),
+    "capture": _patched(precompile.runtime, "is_capturing", lambda device: True),
     "two cores": _patched(counted, "cores", lambda: 2),
     "no folder": _patched(plan_cache.DRAWER.__class__, "path", lambda self, name: None),
     "verify": _set("TRANSCONV_VERIFY", "1"),

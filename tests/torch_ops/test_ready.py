@@ -22,7 +22,7 @@ from transconv.runtime import collecting, plan_cache
 from transconv.runtime import registry as registries
 from transconv.runtime.compilation import async_compile
 from transconv.selection import files_digest, tuning_db
-from transconv.torch_ops.calls import lower_call, select_impl
+from transconv.torch_ops.calls import select_impl
 from transconv.torch_ops.conversion import prepare
 
 X, W, B = torch.randn(1, 4, 5, 5), torch.randn(4, 4, 3, 3), torch.randn(4)
@@ -222,12 +222,12 @@ def test_a_capture_holds_what_was_warmed_up(machine: Machine, monkeypatch: pytes
     transconv.conv2d(X, W)  # torch's
     machine.finish()  # between warm-up and capture
     with monkeypatch.context() as m:
-        m.setattr(lower_call, "capturing", lambda device: True)
+        m.setattr(select_impl, "is_capturing", lambda device: True)
         transconv.conv2d(X, W)
     assert counts() == ({}, {"compiling": 1, "capture:cold": 1})
     transconv.conv2d(X, W)
     with monkeypatch.context() as m:
-        m.setattr(lower_call, "capturing", lambda device: True)
+        m.setattr(select_impl, "is_capturing", lambda device: True)
         transconv.conv2d(X, W)
     assert counts() == ({"fwd": 2}, {})
 
@@ -450,3 +450,19 @@ def test_no_more_processes_start_than_there_are_layers() -> None:
     assert prepare._layers(torch.nn.Sequential(torch.nn.Conv2d(4, 4, 3), torch.nn.BatchNorm2d(4))) == 1
     assert prepare._layers(torch.nn.Sequential(torch.nn.Conv1d(4, 4, 3), lazy)) >= 2
     assert prepare._layers(torch.nn.ReLU()) == 1
+
+
+def test_what_a_model_was_given_is_left_as_it_was() -> None:
+    """Of every layout: also where torch cannot compare two tensors."""
+    parts = [torch.randn(2, 3), torch.randn(4, 3)]
+    rows = torch.eye(4).to_sparse()
+    for x in (torch.eye(4), rows, rows.to_sparse_csr()):
+        with prepare.undisturbed(torch.nn.Identity(), (x,)):
+            x.mul_(2.0)
+        assert torch.equal(x.to_dense(), torch.eye(4))
+    with prepare.undisturbed(torch.nn.Identity(), (torch.ones(1).expand(4),)):
+        pass  # nobody can write it
+    ragged = torch.nested.nested_tensor(parts)
+    with prepare.undisturbed(torch.nn.Identity(), (ragged,)):
+        ragged.mul_(2.0)
+    assert all(map(torch.equal, ragged.unbind(), parts))

@@ -24,7 +24,7 @@ from tests.torch_ops.test_warm import general
 from tests.torch_ops.test_warm_fused import PARTS, given, ours, theirs
 from transconv.calls import guard, route_cache
 from transconv.errors import Unsupported
-from transconv.torch_ops.calls import lower_call, route
+from transconv.torch_ops.calls import lower_call, route, select_impl
 from transconv.torch_ops.calls.call_entries import CALLS
 
 __all__ = ["general", "kernels"]
@@ -138,7 +138,7 @@ def test_another_device_is_the_current_one(
 def test_a_cold_call_in_a_capture_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     args = given("br")
     capturing = [True]
-    monkeypatch.setattr(lower_call, "capturing", lambda device: capturing[0])
+    monkeypatch.setattr(select_impl, "is_capturing", lambda device: capturing[0])
     for _ in range(WARM):
         torch.testing.assert_close(ours(*args), theirs(*args))
     assert transconv.stats(reset=True).fallback == {"capture:cold": WARM}

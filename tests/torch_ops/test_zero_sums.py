@@ -15,7 +15,6 @@ from transconv import errors
 from transconv.calls import guard
 from transconv.conv import zero_sums
 from transconv.support import knobs
-from transconv.torch_ops.calls import lower_call
 from transconv.torch_ops.quantized import input_quantization as compared
 from transconv.torch_ops.quantized import quantized_route
 
@@ -121,7 +120,7 @@ def test_sums_are_compared_once(way: str, monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_capture_computes_sums_that_were_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     call = Call()
     wrong = torch.zeros_like(call.sums)
-    monkeypatch.setattr(lower_call, "capturing", lambda device: True)
+    monkeypatch.setattr(compared, "is_capturing", lambda device: True)
     params = quantized_route.arguments.resolve(
         call.x.shape, call.w.shape, None, (1, 1), (1, 1), (1, 1), False, (0, 0), 1
     )

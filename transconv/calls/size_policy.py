@@ -26,7 +26,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 
 from transconv.calls.settings import settings
-from transconv.runtime import COMPILING, NEVER, PlanRequest, Registry
+from transconv.runtime import COMPILING, NEVER, PlanRequest, Registry, is_capturing
 from transconv.support import Cache, ComputeError, ProblemError, Unsupported, knobs
 
 OFTEN = 20
@@ -191,7 +191,7 @@ class SizeTrial:
 
         def run(*given: Any) -> Any:
             at = len(timed[0]) > len(timed[1])
-            if len(timed[at]) >= ROUNDS or _is_capturing():
+            if len(timed[at]) >= ROUNDS or is_capturing():  # events have no times in a graph
                 return own(*given)
             begin, end = self.mark(), self.mark()
             begin.record()
@@ -201,11 +201,6 @@ class SizeTrial:
             return made
 
         return run
-
-
-def _is_capturing() -> bool:
-    """Whether a CUDA graph is captured, in which events have no times."""
-    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
 Made = TypeVar("Made", bound=Registry[Any])

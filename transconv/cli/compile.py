@@ -1,26 +1,17 @@
-"""``compile``: a problem's kernels as machine code for any chip, and the resources that they use.
-``kernel``: a kernel written in Python, shown at every stage or compiled for a chip. Neither needs a
-GPU."""
+"""``compile``: a problem's kernels as machine code for any chip, and the resources that they use, without
+a GPU."""
 
 from __future__ import annotations
 
 import argparse
-import ast
-import re
-from collections.abc import Sequence
-from typing import Any
 
-from transconv.backend_triton import Answer, CompileFailure, CompileJob, Resources, compile_offline
+from transconv.backend_triton import Answer, CompileFailure, Resources, compile_offline
 from transconv.cli.arguments import computations, options, ranges
 from transconv.conv import build
-from transconv.ir import DTYPES, ELSEWHERE, type_named
-from transconv.kernel import Group, KernelFunction
 from transconv.passes import told_addresses
 from transconv.runtime import Plan, build_compute, job_of
-from transconv.support import KernelError, knobs, nearest
-from transconv.target import Target, detect
+from transconv.target import Target
 
-ARRAY = re.compile(r"(\w+)\[([\d,\s]+)\]")
 TEXTS = ("ttir", "ttgir", "llir", "ptx", "amdgcn", "sass")
 
 
@@ -80,7 +71,7 @@ def run(words: argparse.Namespace) -> int:
     )
 
 
-def _compiled(name: str, plans: Sequence[Plan], words: argparse.Namespace) -> int:
+def _compiled(name: str, plans: list[Plan], words: argparse.Namespace) -> int:
     """Compile the kernels of plans, print what became of them and the form of each that was asked for.
     Returns the exit code."""
     answers = compile_offline(
@@ -100,7 +91,7 @@ def _compiled(name: str, plans: Sequence[Plan], words: argparse.Namespace) -> in
     return 1 if any(isinstance(a, CompileFailure) for a in answers) else 0
 
 
-def resource_table(answers: Sequence[Answer]) -> str:
+def resource_table(answers: list[Answer]) -> str:
     """A row for each kernel."""
     lines = [
         f"{'target':<8} {'registers':>9} {'spilt':>6} {'shared':>7} {'time':>6}  kernel, instructions",
@@ -122,204 +113,3 @@ def resource_table(answers: Sequence[Answer]) -> str:
         if a.serialised:
             lines.append(f"{'':<42}the matrix unit waits after each product (serialised)")
     return "\n".join(lines)
-
-
-# -- kernels in Python -----------------------------------------------------------------------------
-
-
-def add_kernel(verbs: object) -> None:
-    made = options.add_verb(
-        verbs,
-        "kernel",
-        "show or compile a kernel that is written in Python",
-        "Prints how a kernel is launched for given arguments, and its Triton text or another stage.\n"
-        "With --compile also registers, spills and shared memory, without a GPU. With --tune the words\n"
-        "that the kernel leaves open are tried on this machine, and the fastest kept for later calls.",
-        (
-            "kernel docs/examples/softmax_kernel.py:softmax --group 64 --shape 1 "
-            '--args "f32[64,1000]" "f32[64,1000]" --target sm_90',
-            "kernel docs/examples/scaled_rows.py:scaled --set ROWS=8 "
-            '--args "f32[64,1000]" "f32[64,1000]" "f32[1000]" --target sm_90',
-        ),
-        kernel,
-    )
-    made.add_argument(
-        "kernel",
-        metavar="FILE:NAME",
-        help="a Python file and the name of a kernel in it, if it has several",
-    )
-    made.add_argument(
-        "--group",
-        default="",
-        metavar="SIZES",
-        help="the work: 64 or 64x1000; not where the kernel declares it",
-    )
-    made.add_argument("--shape", default="", metavar="SIZES", help="a hint for a group's shape: 1x128")
-    made.add_argument("--warps", type=ranges.at_least(1, 32), metavar="N", help="a hint: warps of a group")
-    made.add_argument(
-        "--stages",
-        type=ranges.at_least(1, 8),
-        metavar="N",
-        help="a hint: iterations whose loads are in flight",
-    )
-    made.add_argument("--set", nargs="*", default=[], metavar="NAME=N", help="values of tunable numbers")
-    made.add_argument(
-        "--args",
-        nargs="*",
-        default=[],
-        metavar="ARG",
-        help="the arguments after the group: arrays as f32[64,1000], numbers",
-    )
-    made.add_argument("--target", default="", help="the chip: sm_90, gfx942, ...; default: this machine's")
-    made.add_argument(
-        "--stage",
-        default="",
-        metavar="STAGE",
-        help="print this stage alone: written, the name of a pass, or emit",
-    )
-    made.add_argument("--compile", action="store_true", help="compile for the chip, print resources")
-    made.add_argument(
-        "--tune",
-        type=ranges.seconds,
-        metavar="S",
-        help="tune for at most S seconds, on arrays of random numbers of this machine's GPU",
-    )
-    made.add_argument(
-        "--trials",
-        type=ranges.at_least(1, 10**4),
-        default=32,
-        metavar="N",
-        help="with --tune, candidates at most (default: 32)",
-    )
-    made.add_argument(
-        "--print",
-        default="",
-        metavar="TEXT",
-        dest="text",
-        choices=TEXTS,
-        help=f"with --compile, print this form too: {', '.join(TEXTS)}",
-    )
-    made.add_argument(
-        "--timeout", type=ranges.limit, default=120, metavar="S", help="seconds to compile (default: 120)"
-    )
-
-
-def kernel(words: argparse.Namespace) -> int:
-    target = Target.parse(words.target) if words.target else detect()
-    function = named(words.kernel)
-    if words.set:
-        function = function.parametrize(**dict(setting(text) for text in words.set))
-    given = [*grouped(words), *(argument(text) for text in words.args)]
-    if not given:
-        raise KernelError(
-            f"{words.kernel} is called with nothing; give its group, unless it declares it, and its "
-            'arguments: --group 64 --args "f32[64,1000]"'
-        )
-    if words.tune is not None:
-        print(function.tune(*map(filled, given), seconds=words.tune, trials=words.trials))
-    low = function.lower(*given, target=target)
-    if words.stage:
-        print(low.stage(words.stage))
-    else:
-        print(f"{function.explain(*given, target=target)}\n\n{low.source}")
-    if not words.compile:
-        return 0
-    params = tuple((t.dtype.name, ()) for t in low.kernel.params)
-    counts = len(low.kernel.sizes.names) if low.kernel.sizes else 0
-    job = CompileJob(
-        low.source,
-        low.kernel.name,
-        params,
-        target.name,
-        target.backend,
-        target.arch,
-        target.warp_size,
-        low.warps,
-        low.num_stages,
-        (words.text,) if words.text else (),
-        sizes=counts,
-        numbers=len(low.numbers),
-        fuse=False,
-    )
-    (answer,) = compile_offline([job], words.timeout)
-    print(resource_table([answer]))
-    if isinstance(answer, CompileFailure):
-        print(answer.log)
-        return 1
-    print("".join(f"\n{text}" for text in answer.texts.values()), end="")
-    return 0
-
-
-def grouped(words: argparse.Namespace) -> list[Group]:
-    """The group of a call; none where the kernel declares it. Raises KernelError."""
-    if not words.group:
-        if words.shape or words.warps or words.stages:
-            raise KernelError("--shape, --warps and --stages need --group; expected --group SIZES too")
-        return []
-    shape = sizes("--shape", words.shape) if words.shape else None
-    return [Group(sizes("--group", words.group), shape, None, words.warps, words.stages)]
-
-
-def setting(text: str) -> tuple[str, int]:
-    """NAME=N. Raises KernelError."""
-    name, _, number = text.partition("=")
-    if not name.isidentifier() or not number.isdigit():
-        raise KernelError(f"--set {text!r}; expected a name and a whole number, as ROWS=8")
-    return name, int(number)
-
-
-def filled(given: Any) -> Any:
-    """An array with random numbers on this machine's GPU in place of one without memory; with
-    TRITON_INTERPRET=1 on the CPU."""
-    if not hasattr(given, "is_meta"):
-        return given
-    import torch
-
-    place = "cpu" if knobs.interpret() else "cuda"
-    if given.dtype.is_floating_point:
-        return torch.randn(given.shape, device=place).to(given.dtype)
-    return torch.randint(0, 2, given.shape, device=place).to(given.dtype)
-
-
-def named(text: str) -> KernelFunction:
-    """The kernel FILE:NAME, or that of a FILE with one. Raises KernelError; ValueError for the file."""
-    module, name = options.loaded(f"{text}:" if text.endswith(".py") else text)
-    known = [n for n, v in vars(module).items() if isinstance(v, KernelFunction)]
-    name = name or (known[0] if len(known) == 1 else "")
-    found = getattr(module, name, None)
-    if isinstance(found, KernelFunction):
-        return found
-    if not known:
-        raise KernelError(f"{module.__file__} has no kernel; expected a function below @kernel")
-    said = f"{name!r} is no kernel of" if name else "there are several kernels in"
-    raise KernelError(f"{said} {module.__file__}; expected FILE:NAME; it has: {' '.join(known)}")
-
-
-def sizes(option: str, text: str) -> tuple[int, ...]:
-    """Sizes such as 64 or 64x1000. Raises KernelError."""
-    parts = text.split("x")
-    if not all(p.isdigit() for p in parts):
-        raise KernelError(f"{option} {text!r}; expected sizes such as 64 or 64x1000")
-    return tuple(map(int, parts))
-
-
-def argument(text: str) -> Any:
-    """An array without memory, or a number. Raises KernelError."""
-    if found := ARRAY.fullmatch(text.strip()):
-        import torch
-
-        try:
-            kind = getattr(torch, type_named(found[1]).torch)
-        except (KeyError, AttributeError):
-            near = nearest(found[1], DTYPES, ELSEWHERE)
-            raise KernelError(
-                f"{text!r} has an unknown type; expected f32, f16, bf16, i32, ...{near}"
-            ) from None
-        return torch.empty([int(n) for n in found[2].split(",")], dtype=kind, device="meta")
-    try:
-        value = ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        value = None
-    if not isinstance(value, (bool, int, float)):
-        raise KernelError(f"{text!r} is no argument; expected an array such as f32[64,1000], or a number")
-    return value

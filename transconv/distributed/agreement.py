@@ -26,6 +26,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from transconv.runtime import is_capturing
 from transconv.selection import files_digest, tuning_db
 from transconv.support import __version__, knobs, triton_version
 
@@ -188,7 +189,7 @@ def watch_group(group: Any, device: torch.device, does: str) -> None:
     """Let the thread say that this rank could not do what it ``does`` if the current stream does not come
     so far within the group's time. A graph that is captured waits later, at events that nobody may look
     at."""
-    if torch.cuda.is_current_stream_capturing():
+    if is_capturing(device):
         return
     event = _event()
     event.record()

@@ -150,9 +150,12 @@ def check(wanted: Sequence[Wanted], tensors: dict[str, Any], about: Callable[[],
         )
 
 
-def is_capturing(device: torch.device) -> bool:
-    """Whether a CUDA graph is captured, while which nothing can be built nor looked at."""
-    return device.type == "cuda" and bool(torch_module().cuda.is_current_stream_capturing())
+def is_capturing(device: torch.device | None = None) -> bool:
+    """Whether a CUDA graph is captured: nothing can be built, read on the host or timed meanwhile. With a
+    ``device``, whether its calls are in the graph."""
+    cuda = torch_module().cuda
+    possible = cuda.is_initialized() if device is None else device.type == "cuda"
+    return possible and bool(cuda.is_current_stream_capturing())
 
 
 def check_indices(computes: Sequence[Compute], tensors: dict[str, Any]) -> None:

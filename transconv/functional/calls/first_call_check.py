@@ -19,9 +19,8 @@ import torch
 from transconv.compute import parse
 from transconv.functional.calls.route import FunctionCall, Started
 from transconv.functional.calls.symbolic_bind import as_tuple
-from transconv.runtime import Waiting, rehearsal_thread, was_awaited
+from transconv.runtime import Waiting, is_capturing, rehearsal_thread, was_awaited
 from transconv.support import Unsupported, knobs
-from transconv.torch_ops.calls.lower_call import capturing
 
 Tensor = torch.Tensor
 
@@ -69,7 +68,7 @@ def agree(route: FunctionCall, tensors: Sequence[Tensor | None], mode: str) -> N
     assert bound is not None
     given = [t for t in tensors if t is not None]
     policy, device = knobs.trust(), given[0].device
-    if policy == "never" or (policy != "always" and device.type == "cpu") or capturing(device):
+    if policy == "never" or (policy != "always" and device.type == "cpu") or is_capturing(device):
         return
     steps = [step for step in (route.step, *route.gradients) if step is not None]
     sizes = tuple([n for t in given for n in t.shape])

@@ -48,9 +48,8 @@ from transconv.graph.verification.fx_reference import (
     origin,
     without_modes,
 )
-from transconv.runtime import FirstSizes, is_collecting
+from transconv.runtime import FirstSizes, is_capturing, is_collecting
 from transconv.support import Unsupported, knobs, leave_text, replace_data
-from transconv.torch_ops.calls.lower_call import capturing
 
 Tensor = torch.Tensor
 log = logging.getLogger("transconv.graph")
@@ -84,7 +83,9 @@ class Checks:
         """Whether a call of these sizes is compared."""
         if self.reference is None or not self.sizes.due(values) or knobs.trust() == "never":
             return False
-        return self.device.type in ("cpu", "cuda") and not is_collecting() and not capturing(self.device)
+        return (
+            self.device.type in ("cpu", "cuda") and not is_collecting() and not is_capturing(self.device)
+        )
 
     def done(self, values: tuple[int, ...]) -> None:
         """That a call was compared. Where sizes are numbers there is no other one."""

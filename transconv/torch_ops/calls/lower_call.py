@@ -98,11 +98,6 @@ def layout_name(tensor: torch.Tensor) -> str:
     return "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
 
 
-def capturing(device: torch.device) -> bool:
-    """Inside CUDA graph capture, where no kernel may be built."""
-    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-
-
 # -- plans -----------------------------------------------------------------------------------------
 
 

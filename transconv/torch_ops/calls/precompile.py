@@ -31,6 +31,7 @@ from torch import nn
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.parameter import is_lazy
 
+from transconv import runtime
 from transconv.calls.settings import settings
 from transconv.conv import CompiledDirection, ConvProblem, ConvWorkload, Prop
 from transconv.runtime import ahead, begin_processes, beside, helpers, is_collecting, withdraw
@@ -94,7 +95,7 @@ def processes(x: torch.Tensor, w: torch.Tensor, mode: str) -> int:
         or not torch.is_grad_enabled()
         or is_collecting()
         or lower_call.reasons(x, w)
-        or lower_call.capturing(x.device)
+        or runtime.is_capturing(x.device)
     ):
         return 0
     return helpers()

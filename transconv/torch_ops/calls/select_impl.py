@@ -22,7 +22,7 @@ from transconv.calls.route_cache import PASSING
 from transconv.calls.settings import settings
 from transconv.calls.size_policy import SizeChoice, SizeTrial, policy
 from transconv.conv import CompiledDirection, Prop
-from transconv.runtime import Waiting, apart, is_collecting, ready
+from transconv.runtime import Waiting, apart, is_capturing, is_collecting, ready
 from transconv.support import Unsupported
 from transconv.torch_ops import arguments
 from transconv.torch_ops.arguments import Params
@@ -63,7 +63,7 @@ def compile_route(
     it is made for these sizes, and one for any size, if there is one, answers until it is compiled. With
     "auto" the sizes that came before decide (calls/size_policy.py)."""
     call = _SelectedCall(route, near, weight, far, epilogue, aligned, flags, extra)
-    if lower_call.capturing(call.some.device):
+    if is_capturing(call.some.device):
         call.captured()
         return
     choice = route.choice = call.choice(mode)

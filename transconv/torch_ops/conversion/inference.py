@@ -23,7 +23,7 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from transconv.conv import CompiledDirection
-from transconv.runtime import Copy, WeightPrepack, torch_internals
+from transconv.runtime import Copy, WeightPrepack, is_capturing, torch_internals
 from transconv.support import TensorError, knobs
 from transconv.torch_ops import arguments
 
@@ -58,10 +58,6 @@ class _Weight:
         self.name = name
         self.compares = knobs.verify()
         self.state = _state(weight)
-
-
-def _captured(weight: Tensor) -> bool:
-    return weight.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 _lock = threading.Lock()
@@ -120,7 +116,7 @@ def find(halves: WeightPrepack[Any], weight: Tensor) -> tuple[Tensor, ...] | Non
         _tell(id(weight))
         return None
     made = [state.copies.get(c.key) for c in halves.copies]
-    if None in made or _captured(weight):
+    if None in made or is_capturing(weight.device):
         return None
     if held.compares:
         _compare(halves.copies, weight, held.name, state)
@@ -138,7 +134,7 @@ def _used(copy: Tensor, stream: int) -> Tensor:
 def lay_out(halves: WeightPrepack[Any], weight: Tensor) -> None:
     """Make the copies of a weight that was named, for eager calls to find."""
     held = _Weight.named.get(id(weight))
-    if held is None or held.ref() is not weight or weight.requires_grad or _captured(weight):
+    if held is None or held.ref() is not weight or weight.requires_grad or is_capturing(weight.device):
         return
     find(halves, weight)  # drops what is stale
     state = held.state

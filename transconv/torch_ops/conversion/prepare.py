@@ -123,5 +123,7 @@ def undisturbed(model: torch.nn.Module, given: Sequence[torch.Tensor] = ()) -> I
     finally:
         with torch.no_grad():
             for tensor, old in before:
-                if not torch.equal(tensor, old):  # an expanded one cannot be written, nor was it
+                # An expanded one cannot be written, nor was it; torch compares no sparse nor nested ones.
+                dense = tensor.layout is torch.strided and not tensor.is_nested
+                if not (dense and torch.equal(tensor, old)):
                     tensor.copy_(old)

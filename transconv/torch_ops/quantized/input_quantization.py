@@ -40,7 +40,7 @@ from transconv.calls.settings import settings
 from transconv.compute import Alone, parse
 from transconv.conv import zero_sums, zero_sums_shape
 from transconv.ir import DTYPES, DType
-from transconv.runtime import NEVER, Launch, PlanRequest
+from transconv.runtime import NEVER, Launch, PlanRequest, is_capturing
 from transconv.support import Cache, TensorError, Unsupported
 from transconv.torch_ops.arguments import Params
 from transconv.torch_ops.calls import call_attributes, lower_call
@@ -241,7 +241,7 @@ def checked(weight: Tensor, zero: Zero, sums: Tensor, p: Params) -> Tensor:
     made = zero_sums(weight, whole, p.pad_lo, p.pad_hi, p.dilation)
     if made is None:
         raise WrongSums(f"{name}: expected None: windows reach beyond the input in too many ways")
-    if lower_call.capturing(sums.device):
+    if is_capturing(sums.device):
         return made
     if not torch.equal(made, sums):
         raise WrongSums(
