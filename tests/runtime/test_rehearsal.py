@@ -7,7 +7,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from itertools import count
 from pathlib import Path
 
 import pytest
@@ -81,7 +80,7 @@ def test_patient_tasks_come_behind_the_others_and_rest_longer(
     thread: RehearsalThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     go, seen, rests = threading.Event(), list[str](), list[float]()
-    worked = count()
+    worked = iter(range(100))
     monkeypatch.setattr(rehearsal_thread.time, "thread_time", lambda: 0.01 * next(worked))
     monkeypatch.setattr(rehearsal_thread.time, "sleep", rests.append)
     thread.add(CPU, go.wait)
