@@ -81,9 +81,7 @@ def result_boxes(c: Schedule, compute: Compute) -> dict[View, Box]:
 
 
 @by_tile
-def _result_boxes(
-    blocks: tuple[Block, ...], compute: Compute, via: str, order: str
-) -> dict[View, Box]:
+def _result_boxes(blocks: tuple[Block, ...], compute: Compute, via: str, order: str) -> dict[View, Box]:
     """``result_boxes`` for the words that it depends on, which many schedules share."""
     c = Schedule(blocks, c="box", via=via, order=order)
     found = box_of(compute.c, c, compute, stored=True)
@@ -99,7 +97,7 @@ def _result_boxes(
 
 def result_bytes(c: Schedule, compute: Compute) -> int:
     """Bytes of shared memory from which one tile's results leave as boxes."""
-    return 0 if c.c != "box" else sum([prod(box.extents) * box.tensor.dtype.bytes for box in result_boxes(c, compute).values()])
+    return sum([prod(box.extents) * box.tensor.dtype.bytes for box in result_boxes(c, compute).values()])
 
 
 def _other(write: Write, c: Schedule, compute: Compute) -> Box | None:
