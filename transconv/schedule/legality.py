@@ -82,7 +82,9 @@ def _why_not_box(
         return reason
     if view is None:
         return None
-    return _why_not_tile(c.blocks, compute, name, c.via, c.order, c.swap, view, target) or None
+    return (
+        _why_not_tile(c.blocks, compute, name, c.via, c.order, c.swap, view, target, is_direct()) or None
+    )
 
 
 @by_tile
@@ -95,14 +97,16 @@ def _why_not_tile(
     swap: int,
     view: View,
     target: Target,
+    steps: bool,
 ) -> str:
-    """Why a tile of a view can be no box, whatever the other words are; empty if it can."""
+    """Why a tile of a view can be no box, whatever the other words are; empty if it can. ``steps``:
+    whether boxes may take every so many-th position."""
     if reason := _why_not_any_box(name == "c", view, compute):
         return f"{name}=box: {reason}"
     found = box_of(view, Schedule(blocks, via=via, order=order), compute, stored=name == "c")
     if isinstance(found, str):
         return f"{name}=box: {found}"
-    if found.tensor.every and not is_direct():
+    if found.tensor.every and not steps:
         return (
             f"{name}=box: it takes every so many-th position of {view.tensor.name}, Triton "
             f"{triton_version()} has no such descriptors"
