@@ -31,7 +31,7 @@ from transconv.runtime.steps import (
     main_computations,
     with_copies,
 )
-from transconv.schedule import Schedule, Scheduled, is_copy, part_spaces, why_not
+from transconv.schedule import Schedule, Scheduled, is_copy, part_spaces, programs, why_not
 from transconv.selection import Listed, forget_lists, grouped_alike, shortlist, with_same_bits
 from transconv.support import Cache, ScheduleError, StageError, Unsupported, knobs
 from transconv.target import Target
@@ -235,7 +235,10 @@ class _Shelf:
         found: dict[Schedule, float] = {}
         for s in dict.fromkeys(schedules):
             if s.split_k == 1 and not any(
-                (c.pack, c.merge) != (s.pack, s.merge) or why_not(s, a, target) for a, c in phases
+                (c.pack, c.merge) != (s.pack, s.merge)
+                or (s.via == "gluon" and not _deals(s, a, target))
+                or why_not(s, a, target)
+                for a, c in phases
             ):
                 found[s] = sum(estimate(s, a, target) for a, _ in phases)
         for schedule in sorted((s for s in found if found[s] <= most), key=found.__getitem__):
@@ -297,6 +300,13 @@ class _Shelf:
         if not self.why:
             self.why, self.tuned = made.why, made.close
         return made.schedule
+
+
+def _deals(schedule: Schedule, compute: Compute, target: Target) -> bool:
+    """Whether programs may have several tiles each, as explicit kernels must that are one launch: known
+    before they are lowered."""
+    tiles = inf if compute.named else programs(schedule, Scheduled(compute, schedule, target).main)
+    return 0 < schedule.programs < tiles
 
 
 _plans: Cache[tuple[Any, ...], Plan] = Cache("plans")

@@ -22,6 +22,7 @@ from transconv.schedule import word_rules as rules
 from transconv.schedule.counts import (
     WARP_GROUP,
     ahead_bytes,
+    by_tile,
     k_steps,
     lanes,
     moves_sums,
@@ -31,7 +32,7 @@ from transconv.schedule.counts import (
     tile,
     tiles_along,
 )
-from transconv.schedule.schedule import Schedule
+from transconv.schedule.schedule import Block, Schedule
 from transconv.schedule.tiles.box_dimensions import INTEGERS, ROW
 from transconv.schedule.tiles.boxes import Box, box_of
 from transconv.schedule.tiles.copy_kernels import Scheduled
@@ -81,12 +82,31 @@ def _why_not_box(
         return reason
     if view is None:
         return None
+    return (
+        _why_not_tile(c.blocks, compute, name, c.via, c.order, c.swap, view, target, is_direct()) or None
+    )
+
+
+@by_tile
+def _why_not_tile(
+    blocks: tuple[Block, ...],
+    compute: Compute,
+    name: str,
+    via: str,
+    order: str,
+    swap: int,
+    view: View,
+    target: Target,
+    steps: bool,
+) -> str:
+    """Why a tile of a view can be no box, whatever the other words are; empty if it can. ``steps``:
+    whether boxes may take every so many-th position."""
     if reason := _why_not_any_box(name == "c", view, compute):
         return f"{name}=box: {reason}"
-    found = box_of(view, c, compute, stored=name == "c")
+    found = box_of(view, Schedule(blocks, via=via, order=order), compute, stored=name == "c")
     if isinstance(found, str):
         return f"{name}=box: {found}"
-    if found.tensor.every and not is_direct():
+    if found.tensor.every and not steps:
         return (
             f"{name}=box: it takes every so many-th position of {view.tensor.name}, Triton "
             f"{triton_version()} has no such descriptors"
@@ -101,12 +121,12 @@ def _why_not_box(
             f"{name}=box: the innermost side of the tile is spread over several dimensions "
             "of the box, the matrix unit reads rows of one"
         )
-    if c.via == "tl" and name == ("b" if c.swap else "a") and _rank(found, target) > 2:
+    if via == "tl" and name == ("b" if swap else "a") and _rank(found, target) > 2:
         return (
             f"{name}=box: a left operand of more than two dimensions goes through "
             "registers, where Triton 3.6 gets some sums wrong"
         )
-    return None
+    return ""
 
 
 @lru_cache(maxsize=256)
@@ -356,13 +376,19 @@ def why_not(schedule: Schedule, compute: Compute, target: Target) -> str | None:
 def why_not_said(schedule: Schedule) -> str | None:
     """None if every word has a legal value and every block has names and a number, else the reason."""
     table = words()
-    for word, value in zip(table, _values(table)(schedule), strict=True):
-        if value is not word.default and (reason := word.refuses(value)):
-            return reason
+    if reason := _why_not_values(table, *_values(table)(schedule)):
+        return reason
     for b in schedule.blocks:
         if type(b.extent) is not int or not b.axes or not all(a.isidentifier() for a in b.axes):
             return f"{b!r} is no block; expected axes and an extent, such as n.h.w:128"
     return None
+
+
+@lru_cache(maxsize=4096, typed=True)  # proposals differ in their blocks more often than in their words
+def _why_not_values(table: tuple[Word, ...], *values: Value) -> str | None:
+    """None if each word has a legal value, else the reason."""
+    reasons = (w.refuses(v) for w, v in zip(table, values, strict=True) if v is not w.default)
+    return next(filter(None, reasons), None)
 
 
 FEW_WARPS = 4  # the most warps whose products Triton overlaps in a loop that ends at a run-time size

@@ -13,8 +13,8 @@ from math import inf, prod
 
 from transconv.compute import Compute, Read, Reduction, places
 from transconv.ir import TRUE, Cast, f32, f64, walk
-from transconv.schedule.counts import k_steps, lanes, tile
-from transconv.schedule.schedule import Schedule
+from transconv.schedule.counts import by_tile, k_steps, lanes, tile
+from transconv.schedule.schedule import Block, Schedule
 from transconv.schedule.tiles.boxes import rows_of
 from transconv.schedule.tiles.merging import why_not_merged
 from transconv.schedule.tiles.packing import view_of, why_not_copied, why_not_rows, why_not_widened
@@ -51,21 +51,9 @@ def why_not_pack(c: Schedule, compute: Compute, target: Target) -> str | None:
         )
         return None if reason is None else f"pack={c.pack}: {reason}"
     for letter in letters(c.pack):
-        view = view_of(compute, letter)
-        if view is None:
-            return f"pack={letter}, but {compute.name} has no second operand"
-        if compute.again:
-            return f"pack={letter}: elements of a row are needed again, a copy serves one reading"
         gathered = c.unit == "mma" and {"a": c.a, "b": c.b}.get(letter) == "gather"
-        if widens(c.pack) and not view.tensor.dtype.is_short:
-            return f"pack={c.pack}: {view.tensor.name} holds {view.tensor.dtype}, no floats of 8 bits"
-        reason = (
-            why_not_rows(view, compute)
-            if has_rows(c.pack)
-            else why_not_copied(compute, letter, gathered, widens(c.pack))
-        )
-        if reason:
-            return f"pack={letter}: {reason}"
+        if reason := _why_not_letter(c.pack, letter, gathered, compute):
+            return reason
     if "c" in letters(c.pack):
         if not compute.stores_all:
             return (
@@ -77,6 +65,24 @@ def why_not_pack(c: Schedule, compute: Compute, target: Target) -> str | None:
         if c.split_k == 1 and compute.reads_results:
             return "pack=c: the epilogue reads a residual that lies as the result does"
     return None
+
+
+@lru_cache(maxsize=256)
+def _why_not_letter(pack: str, letter: str, gathered: bool, compute: Compute) -> str | None:
+    """Why an operand is not copied, whatever the other words are, or None."""
+    view = view_of(compute, letter)
+    if view is None:
+        return f"pack={letter}, but {compute.name} has no second operand"
+    if compute.again:
+        return f"pack={letter}: elements of a row are needed again, a copy serves one reading"
+    if widens(pack) and not view.tensor.dtype.is_short:
+        return f"pack={pack}: {view.tensor.name} holds {view.tensor.dtype}, no floats of 8 bits"
+    reason = (
+        why_not_rows(view, compute)
+        if has_rows(pack)
+        else why_not_copied(compute, letter, gathered, widens(pack))
+    )
+    return f"pack={letter}: {reason}" if reason else None
 
 
 def why_not_order(c: Schedule, compute: Compute, target: Target) -> str | None:
@@ -160,8 +166,13 @@ def why_not_regs(c: Schedule, compute: Compute, target: Target) -> str | None:
 
 
 def why_not_matrix_unit(c: Schedule, compute: Compute, target: Target) -> str | None:
-    if c.unit != "mma":
-        return None
+    return None if c.unit != "mma" else _why_not_tile(c.blocks, compute, target) or None
+
+
+@by_tile
+def _why_not_tile(blocks: tuple[Block, ...], compute: Compute, target: Target) -> str:
+    """Why the matrix unit multiplies no tile of these blocks, whatever the words are; else empty."""
+    c = Schedule(blocks)
     if "mma" not in target.features:
         return f"{target.name} has no matrix unit"
     if compute.b is None:
@@ -178,7 +189,7 @@ def why_not_matrix_unit(c: Schedule, compute: Compute, target: Target) -> str | 
         return "a tile for the matrix unit covers one group"
     if compute.prologue and (reason := _uneven(c, compute)):
         return reason
-    return _lanes_of_factors(c, compute)
+    return _lanes_of_factors(c, compute) or ""
 
 
 @lru_cache(maxsize=256)

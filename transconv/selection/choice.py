@@ -27,7 +27,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import ceil, isfinite, lcm, log, prod, sqrt
@@ -339,15 +339,16 @@ def at_several(schedules: list[Schedule], compute: Compute, target: Target) -> l
     sizes = [*around(compute.named)]
     kind = _kind(schedules[0], compute, target)
     tiles: Counter[object] = Counter()
-    mean: dict[Schedule, float] = {}
+    again: dict[Schedule, None] = {}
     for schedule in schedules if sizes else ():
         tiles[schedule.blocks] += 1
         if (
             tiles[schedule.blocks] <= OF_TILE
-            and len(mean) < MOST
+            and len(again) < MOST
             and _kind(schedule, compute, target) == kind
         ):
-            mean[schedule] = _mean(schedule, compute, target, sizes)
+            again[schedule] = None
+    mean = dict(zip(again, _means(again, compute, target, sizes), strict=True))
     return [*sorted(mean, key=mean.__getitem__), *(s for s in schedules if s not in mean)]
 
 
@@ -358,9 +359,9 @@ def lasts(schedule: Schedule, best: Schedule, compute: Compute, target: Target) 
         return True
     if not (sizes := [*around(compute.named)]):
         return True
-    slower = _mean(schedule, compute, target, sizes) - _mean(best, compute, target, sizes)
+    mean, least = _means((schedule, best), compute, target, sizes)
     here = estimate(schedule, compute, target) / estimate(best, compute, target)
-    return slower <= log(max(1.0, here) * WORSE)
+    return mean - least <= log(max(1.0, here) * WORSE)
 
 
 def around(sizes: Sizes) -> Iterator[tuple[int, ...]]:
@@ -378,20 +379,22 @@ def around(sizes: Sizes) -> Iterator[tuple[int, ...]]:
             yield tuple(drawn.values())
 
 
-_counting = lru_cache(maxsize=256)(values_of)  # schedules with one tile have the same counts
-
-
 def _kind(schedule: Schedule, compute: Compute, target: Target) -> tuple[bool, bool]:
     return too_long(schedule, compute, target), bool(spills(schedule, compute, target))
 
 
-def _mean(schedule: Schedule, compute: Compute, target: Target, sizes: list[tuple[int, ...]]) -> float:
-    """The mean of the logarithms of the estimates."""
+def _means(
+    schedules: Iterable[Schedule], compute: Compute, target: Target, sizes: list[tuple[int, ...]]
+) -> list[float]:
+    """The mean of the logarithms of the estimates of each schedule. Their counts, most of which they
+    share, are one function of the sizes."""
     assert compute.named is not None
-    at = AtSizes(schedule, compute, target)
-    counts = _counting(at.counts, compute.named.names)
-    us = [cast(float, at.us(*counts(*drawn))) for drawn in sizes]
-    return sum(map(log, us)) / len(us)
+    each = [AtSizes(s, compute, target) for s in schedules]
+    counts = [*dict.fromkeys(count for at in each for count in at.counts)]
+    values = values_of(counts, compute.named.names)
+    known = [dict(zip(counts, values(*drawn), strict=True)) for drawn in sizes]
+    us = [[cast(float, at.us(*map(at_size.__getitem__, at.counts))) for at_size in known] for at in each]
+    return [sum(map(log, found)) / len(found) for found in us]
 
 
 WIDTH = 88

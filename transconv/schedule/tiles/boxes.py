@@ -106,11 +106,9 @@ def _box_of(view: ir.View, schedule: Schedule, compute: Compute, stored: bool) -
     if layout.offset:
         return f"{view.tensor.name} begins {layout.offset} elements into its memory, a box does not"
     dims: list[Dim] = []
-    apart = _strides(view.tensor)
-    for b in layout.blocks:
-        own = {v.name for v in ir.free_vars(view.dims[b.dim].coord)}
-        blocks = tuple(s for s in schedule.blocks if own.intersection(s.axes))
-        found = _dim(view, b, apart.get(b.dim), blocks, schedule.via, compute, stored)
+    for b, apart, own in _seen_blocks(view):
+        blocks = tuple([s for s in schedule.blocks if not own.isdisjoint(s.axes)])
+        found = _dim(view, b, apart, blocks, schedule.via, compute, stored)
         if isinstance(found, str):
             return f"{view.tensor.name}: {found}"
         dims += found
@@ -125,6 +123,17 @@ def _box_of(view: ir.View, schedule: Schedule, compute: Compute, stored: bool) -
     ):
         return f"{view.tensor.name}: {reason}"
     return _box(view.tensor, dims, schedule, compute)
+
+
+@lru_cache(maxsize=512)
+def _seen_blocks(view: ir.View) -> list[tuple[ir.LayoutBlock, ir.Expr | None, frozenset[str]]]:
+    """The blocks of a view's layout, each with its stride, if that is no number, and the axes that move
+    along it."""
+    apart = _strides(view.tensor)
+    return [
+        (b, apart.get(b.dim), frozenset(v.name for v in ir.free_vars(view.dims[b.dim].coord)))
+        for b in view.tensor.layout.blocks
+    ]
 
 
 def _strides(tensor: ir.Tensor) -> dict[int, ir.Expr]:

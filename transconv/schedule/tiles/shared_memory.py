@@ -24,7 +24,7 @@ from math import prod
 
 from transconv.compute import Compute, Read, Write, axis_facts
 from transconv.ir import View, free_vars
-from transconv.schedule.counts import k_steps, sides
+from transconv.schedule.counts import by_tile, k_steps, sides
 from transconv.schedule.schedule import Block, Schedule
 from transconv.schedule.tiles.boxes import Box, box_of, moves, rows_of, transposed
 from transconv.schedule.tiles.packing import ROW_ALIGN
@@ -60,8 +60,12 @@ def tiles_of_a_stage(view: View | None, c: Schedule, compute: Compute) -> float:
 
 def transposed_bytes(c: Schedule, compute: Compute) -> int:
     """Bytes of the operand tiles of a step that an explicit kernel transposes."""
-    if c.via != "gluon":
-        return 0
+    return _transposed_bytes(c.blocks, compute, c.order) if c.via == "gluon" else 0
+
+
+@by_tile
+def _transposed_bytes(blocks: tuple[Block, ...], compute: Compute, order: str) -> int:
+    c = Schedule(blocks, via="gluon", order=order)
     extents = sides(c, compute)
     return sum(
         extents[kind] * extents["K"] * view.tensor.dtype.bytes
@@ -70,11 +74,17 @@ def transposed_bytes(c: Schedule, compute: Compute) -> int:
     )
 
 
-@lru_cache(maxsize=4096)
 def result_boxes(c: Schedule, compute: Compute) -> dict[View, Box]:
     """The boxes of the results that are stored so, by view, that of the sum first; none without the
     word."""
-    found = box_of(compute.c, c, compute, stored=True) if c.c == "box" else ""
+    return _result_boxes(c.blocks, compute, c.via, c.order) if c.c == "box" else {}
+
+
+@by_tile
+def _result_boxes(blocks: tuple[Block, ...], compute: Compute, via: str, order: str) -> dict[View, Box]:
+    """``result_boxes`` for the words that it depends on, which many schedules share."""
+    c = Schedule(blocks, c="box", via=via, order=order)
+    found = box_of(compute.c, c, compute, stored=True)
     if isinstance(found, str):
         return {}
     others = {

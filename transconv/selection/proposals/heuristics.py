@@ -84,6 +84,8 @@ def _none(compute: Compute, target: Target) -> ScheduleError:
 
 def _legal(compute: Compute, target: Target) -> Iterator[Schedule]:
     seen, ranked = _ranked(compute, target, registered_words())
+    if seen.named:  # others are not ranked
+        return iter(ranked)
     return (c for c in ranked if why_not(c, seen, target) is None)
 
 
