@@ -84,7 +84,7 @@ def test_the_weight_is_copied_once(copies: Callable[[], int], monkeypatch: pytes
         assert all(right(x) for _ in range(3)) and copies() == 0 and handle.bytes == 16 * 16 * 2 * 4
         layer.weight.mul_(2)
         assert right(x) and copies() == 2 and right(x) and copies() == 0
-        monkeypatch.setattr(inference, "_captured", lambda weight: True)
+        monkeypatch.setattr(inference, "is_capturing", lambda device: True)
         assert right(x) and copies() == 1, "a capture copies inside"
         monkeypatch.undo()
     copies()

@@ -6,7 +6,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -85,7 +84,7 @@ def test_patient_tasks_come_behind_the_others_and_rest_longer(
     monkeypatch.setattr(rehearsal_thread.time, "sleep", rests.append)
     thread.add(CPU, go.wait)
     for name, patient in (("a", True), ("b", False), ("c", True), ("d", False)):
-        thread.add(CPU, partial(seen.append, name), patient=patient)
+        thread.add(CPU, lambda name=name: seen.append(name), patient=patient)  # type: ignore[misc]
     go.set()
     done(thread)
     assert seen == ["b", "d", "a", "c"]

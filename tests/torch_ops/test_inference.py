@@ -222,7 +222,7 @@ def test_a_capture_copies_inside_of_the_graph(
     transconv.inference(layer)
     assert right(layer, x) and right(layer, x)
     launched()
-    monkeypatch.setattr(inference, "_captured", lambda weight: True)
+    monkeypatch.setattr(inference, "is_capturing", lambda device: True)
     assert right(layer, x) and launched() == 1
 
 

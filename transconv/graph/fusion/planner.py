@@ -15,8 +15,7 @@ value again. And what could be evaluated where it is read is written once where 
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Collection, Container, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -82,10 +81,10 @@ class Planner:
         rates: Price,
         apart: Apart,
         again: Mapping[Piece, str],
-        free: AbstractSet[Piece] = frozenset(),
+        free: Collection[Piece] = frozenset(),
     ) -> None:
         self.apart, self.again = apart, again
-        self.fixed = {*outputs} - free  # in torch's order
+        self.fixed = {*outputs}.difference(free)  # in torch's order
         self.outputs, self.rates, self.plan = list(dict.fromkeys(outputs)), rates, FusionPlan()
         self.order = ordered(self.outputs)
         self.images = images(self.order) - self.fixed

@@ -24,7 +24,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache, partial
-from itertools import count
 from queue import Empty, PriorityQueue
 from typing import Any, NamedTuple
 
@@ -63,7 +62,7 @@ class RehearsalThread:
     def begin_anew(self) -> None:
         """Without thread and tasks: after a fork, these are the parent's."""
         self.tasks: PriorityQueue[RehearsalTask] = PriorityQueue()
-        self.numbers = count()
+        self.added = 0
         self.lock = threading.Lock()
         self.thread: threading.Thread | None = None
         self.closed = False
@@ -77,7 +76,8 @@ class RehearsalThread:
         go first."""
         with self.lock:
             if not self.closed:
-                self.tasks.put(RehearsalTask(patient, next(self.numbers), device, work, ended))
+                self.added += 1
+                self.tasks.put(RehearsalTask(patient, self.added, device, work, ended))
                 if self.thread is None:
                     self.thread = threading.Thread(target=self._serve, daemon=True, name=NAME)
                     self.thread.start()
