@@ -66,10 +66,8 @@ class RehearsalThread:
         self.lock = threading.Lock()
         self.thread: threading.Thread | None = None
         self.closed = False
-        self.rested, self.times = (
-            0.0,
-            RESTS[0],
-        )  # the thread's time at its last rest, and how long rests are
+        self.rested = 0.0  # the thread's time at its last rest
+        self.times = RESTS[0]  # how long rests are, by the time of the work
 
     def add(self, device: Any, work: Work, ended: Work = lambda: None, patient: bool = False) -> None:
         """Have the thread do some work behind what it was given before; what is ``patient`` lets the rest
