@@ -15,6 +15,7 @@ import transconv
 from tests.graph.test_piece_tiles import _planned
 from tests.runtime.test_ready import Processes
 from transconv.backend_triton.launch.triton_kernel import TritonKernel
+from transconv.errors import Unsupported
 from transconv.functional.calls import compiled_launch
 from transconv.graph import torch_compile
 from transconv.graph.regions import graph_wait, region_kernels
@@ -218,9 +219,7 @@ def test_a_kernel_of_which_a_process_died_is_refused(processes: AtOnce) -> None:
     processes.says = {"reason": "the compiler's process died (signal 11)", "died": True}
     called(Chain().to("meta"), 2, 16, 8, 8)
     text = next(t for t in processes.asked if t.startswith("compute"))
-    with pytest.raises(
-        transconv.errors.Unsupported, match=f"{text.split()[1]} for sm_90: .*signal 11"
-    ) as caught:
+    with pytest.raises(Unsupported, match=f"{text.split()[1]} for sm_90: .*signal 11") as caught:
         compiled_launch.launch(text, torch.device("meta"), True, "now")
     assert caught.value.reason == "compile:failed"
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -37,7 +37,7 @@ from transconv.runtime import (
     steps,
 )
 from transconv.runtime import compiler as compiler_
-from transconv.runtime.compilation import async_compile, compile_child, recompilation
+from transconv.runtime.compilation import async_compile, compile_child, recompilation, rehearsal_thread
 from transconv.selection import choice, shortlist
 from transconv.target import TARGETS, Target
 
@@ -51,6 +51,7 @@ class Processes:
 
     def __init__(self, *_: Any) -> None:
         self.jobs: list[tuple[dict[str, Any], Callable[[dict[str, Any]], None]]] = []
+        self.any_size = False
         self.begun = False  # whether processes work on them, so that none can be taken back
         self.there = False  # whether there are processes before there are jobs
 
@@ -58,7 +59,7 @@ class Processes:
         self.there = True
 
     def is_patient(self, job: dict[str, Any]) -> bool:
-        return bool(job.get("later"))
+        return Compilers.is_patient(cast(Any, self), job)
 
     def submit(self, job: dict[str, Any], done: Callable[[dict[str, Any]], None]) -> Callable[[], bool]:
         self.jobs.append((job, done))
@@ -115,6 +116,25 @@ def test_background_refuses_until_a_process_has_compiled(there: set[str], proces
     compiler.forget()
     processes.answer(kernels=1, seconds=0.1)
     assert asked("background").steps[0].digest in there
+
+
+def test_a_kernel_for_which_no_call_waits_is_made_ready_last(
+    there: set[str], processes: Processes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of which others come before, and one of a single size next to one for any size; not where it was
+    handed over ahead of calls."""
+    added = list[bool]()
+    monkeypatch.setattr(rehearsal_thread.thread, "add", lambda *given: added.append(given[-1]))
+    monkeypatch.setattr(rehearsal_thread, "device_of", lambda target: "a device")
+    works = [ConvWorkload(PROBLEM, prop) for prop in Prop]
+    cases = ((), 0, False), ((2,), 2, False), ((), 0, True)
+    for work, (sizes, later, general) in zip(works, cases, strict=True):
+        processes.any_size = general
+        with pytest.raises(Unsupported):
+            async_compile.ready(work, SM90, None, False, Plan, True, "background", sizes, later)
+    assert async_compile.ahead([async_compile.PlanRequest(works[0], SM90, True)], Plan, 2, hurried=False)
+    processes.answer(kernels=1, seconds=0.1)
+    assert added == [False, True, True, False]
 
 
 def test_a_process_waits_for_another_ones_start_unless_it_is_hurried(

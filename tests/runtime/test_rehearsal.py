@@ -75,7 +75,7 @@ def test_tasks_are_done_in_their_order_beside_the_program(thread: RehearsalThrea
     assert torch.is_grad_enabled() and torch.equal(numbers, torch.get_rng_state())
 
 
-def test_patient_tasks_come_behind_the_others_and_rest_longer(
+def test_patient_tasks_come_last_and_pause_longer(
     thread: RehearsalThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     go, seen, rests = threading.Event(), list[str](), list[float]()

@@ -7,6 +7,7 @@ import time
 from dataclasses import replace
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
@@ -21,9 +22,11 @@ from transconv.conv.conv_problem import ConvProblem, Prop
 from transconv.conv.relation import computes
 from transconv.cost import model as cost
 from transconv.cost.work import count
+from transconv.schedule import legality, word_rules
 from transconv.schedule.counts import k_steps, tile
 from transconv.schedule.legality import why_not
 from transconv.schedule.schedule import Block, Schedule
+from transconv.schedule.tiles import shared_memory
 from transconv.schedule.tiles.packing import over_copies
 from transconv.schedule.tiles.shared_memory import transposed_bytes
 from transconv.selection import choice
@@ -421,3 +424,59 @@ def test_boxes_are_shared_where_fetching_takes_long() -> None:
     high, deep = best.blocks[0].extent, best.blocks[-1].extent
     assert shared == each - 256 * deep * 2 * (1 - (high + 2) / (3 * high))
     assert heuristics.estimate(best, compute, SM90) < heuristics.estimate(plain, compute, SM90)
+
+
+OTHERS = {
+    "unit": "mma",
+    "a": "box",
+    "b": "box",
+    "c": "box",
+    "swap": 1,
+    "split_k": 2,
+    "reduce": "atomic",
+    "programs": 132,
+    "consumers": 2,
+    "stages": 4,
+    "warps": 8,
+    "order": "kw.ic.kh",
+    "via": "gluon",
+}
+
+
+@pytest.mark.parametrize(
+    ("text", "prop"),
+    [
+        ("mb2ic32ih9iw12oc64oh9ow12kh3kw3ph1pw1 dt=bf16 tag=nhwc", Prop.FWD),
+        ("mb3ic48ih14oc40oh7kh3sh2ph1 dt=f16 tag=nhwc", Prop.BWD_D),
+        ("g4mb2ic32ih6oc32oh6kh3ph1 dt=f32 tag=nchw", Prop.BWD_W),
+    ],
+)
+def test_rules_of_a_tile_depend_on_no_other_word(
+    text: str, prop: Prop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are asked once for all schedules that share the words that they take: whatever the others are,
+    the answer is the same."""
+    target = TARGETS["sm_90"]
+    compute = next(iter(computes(ConvProblem.parse(text), prop)))
+    asked: dict[Any, None] = {}
+    for s in heuristics.proposals(compute, target):
+        if s.merge == Schedule().merge:
+            asked[s.blocks, s.via, s.order, s.swap] = None
+
+    def answers() -> list[Any]:
+        found: list[Any] = []
+        for blocks, via, order, swap in asked:
+            found.append(word_rules._why_not_tile.__wrapped__(blocks, compute, target))
+            found.append(shared_memory._transposed_bytes.__wrapped__(blocks, compute, order))
+            found.append(shared_memory._result_boxes.__wrapped__(blocks, compute, via, order))
+            for name, view in (("a", compute.a), ("b", compute.b), ("c", compute.c)):
+                given = blocks, compute, name, via, order, swap, view, target, True
+                found.append(legality._why_not_tile.__wrapped__(*given))
+        return found
+
+    first = answers()
+    for module in (legality, word_rules, shared_memory):
+        monkeypatch.setattr(
+            module, "Schedule", lambda blocks, **words: Schedule(blocks, **(OTHERS | words))
+        )
+    assert answers() == first and len({*map(str, first)}) > 4

@@ -461,7 +461,7 @@ def test_what_a_model_was_given_is_left_as_it_was() -> None:
             x.mul_(2.0)
         assert torch.equal(x.to_dense(), torch.eye(4))
     with prepare.undisturbed(torch.nn.Identity(), (torch.ones(1).expand(4),)):
-        pass  # nobody can write it
+        pass  # its elements share one place: torch refuses to write to it
     ragged = torch.nested.nested_tensor(parts)
     with prepare.undisturbed(torch.nn.Identity(), (ragged,)):
         ragged.mul_(2.0)

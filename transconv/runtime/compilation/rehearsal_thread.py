@@ -5,10 +5,10 @@ milliseconds of the processor, and more where a library loads kernels of its own
 does so before, on data of its own, and only then the kernel counts as compiled. What fails there is left
 to the call.
 
-It rests behind each task for as long as that took and more, and within long ones behind each part
-(``rest``): threads of one interpreter take turns, and so do those that have CUDA load a kernel. A patient
-task is one for whose kernel no call waits, as another answers it: it comes behind the others, and its rest
-is so long that the program's steps hardly feel it.
+It pauses after each task, and within long ones after each part (``rest``), by the processor time that was
+spent (``RESTS``): threads of one interpreter take turns, and so do those that have CUDA load a kernel. A
+patient task is one for whose kernel no call waits, as another kernel answers it: it comes after all
+others, and its pauses are the longest.
 
 The thread has a stream of its own, which neither waits for the program's nor is waited for by it. It may
 load kernels and allocate memory while another thread captures a CUDA graph: CUDA forbids that to all
@@ -33,7 +33,7 @@ from transconv.target import Target, detect
 
 NAME = "transconv-rehearsal"
 START_S = 0.5  # until it begins: a program's first calls load what torch needs, for which they would wait
-RESTS = (2, 8)  # how many times as long as the work the pause is, behind a task and behind a patient one
+RESTS = (2, 8)  # a pause by the time of the work before it: of a task, of a patient one
 REST_S = 0.4  # the longest pause
 IDLE_S = 20.0  # the thread ends after this time without tasks
 CLOSING_S = 10.0  # how long the end of the program waits for a task that has begun
@@ -70,8 +70,8 @@ class RehearsalThread:
         self.times = RESTS[0]  # how long rests are, by the time of the work
 
     def add(self, device: Any, work: Work, ended: Work = lambda: None, patient: bool = False) -> None:
-        """Have the thread do some work behind what it was given before; what is ``patient`` lets the rest
-        go first."""
+        """Have the thread do some work, after what it was given before; what is ``patient`` comes after
+        all that is not."""
         with self.lock:
             if not self.closed:
                 self.added += 1
