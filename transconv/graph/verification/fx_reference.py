@@ -62,6 +62,7 @@ CLOSE = 4  # spacings
 PART = 1 << 26  # bytes of a value above which operations of its elements go part by part
 FEW = 1 << 16  # elements of what is computed before such operations, as a scale of features is
 ADDED = {getattr(aten, name) for name in ("add", "sub", "rsub")}
+_broadcast: Callable[..., torch.Size] = torch.broadcast_shapes
 Move = Callable[[Tensor, str, float, float], Tensor]
 """What rounding makes of a tensor of floats: one that is ``given``, or was ``stored``, of which the kernel
 that stored it may know more digits; an operand of a ``product``; a ``result``. With the relative spacing
@@ -268,7 +269,7 @@ class _Evaluation:
                 continue
             if not _is_elementwise(node):
                 break
-            own = torch.broadcast_shapes(shape, *[t.shape for t in tensors])
+            own = _broadcast(shape, *[t.shape for t in tensors])
             large = prod(own) * max((t.dtype.itemsize for t in tensors), default=1) > PART
             if own != (shape if run else own) or not (run or large):
                 break
@@ -280,7 +281,7 @@ class _Evaluation:
         given = {x: self.values[x] for node in run for x in node.inputs if x in self.values}
         inside = Counter(x for node in run for x in node.inputs)
         kept = {node.name for node in run if self.left.get(node.name, 0) > inside[node.name]}
-        shape = torch.broadcast_shapes(*[t.shape for t in given.values()])
+        shape = _broadcast(*[t.shape for t in given.values()])
         like = next((t for t in given.values() if t.shape == shape), None)
         dim = next(i for i, n in enumerate(shape) if n > 1)
         rows = shape[dim] * PART // (prod(shape) * max(t.dtype.itemsize for t in given.values()))
