@@ -52,11 +52,11 @@ def add_to(verbs: object) -> None:
 
 def run(words: argparse.Namespace) -> int:
     target = options.target(words.target)
+    found = questions(words, target)
     if target.backend == "interpreter" and not knobs.interpret():
         raise Unsupported(
             "target:none", "there is no GPU to compile for; expected --target with a chip, such as sm_90"
         )
-    found = questions(words, target)
     total = sum(len(batch.questions) for batch in found)
     with tqdm(total=total, unit="problem", disable=not sys.stderr.isatty()) as bar:
         report = prepare(found, words.workers, lambda *_: bar.update())

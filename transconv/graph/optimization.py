@@ -251,6 +251,7 @@ class ModelTrial:
         off = [name for name, m in self.model.named_modules() if modules.is_off(m)]
         left = ", ".join(off[:4]) + " .." * (len(off) > 4)
         left = left or "no module; transconv.off(module) leaves one out"
+        left = left if kept in (OURS, RECORDED) else "all of it"
         return Optimization(
             kept,
             (

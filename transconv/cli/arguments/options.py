@@ -34,9 +34,17 @@ ELSEWHERE = {
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser with errors of one line."""
+    """A parser with errors of one line. ``given``: the words that it reads."""
+
+    given: Sequence[str] = ()
+
+    def parse_known_args(self, given: Any = None, namespace: Any = None) -> Any:
+        self.given = given or ()
+        return super().parse_known_args(given, namespace)
 
     def error(self, message: str) -> NoReturn:
+        if message.startswith("the following arguments are required") and (left := self.unknown()):
+            message = self.unrecognized(left)
         choice = re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message)
         meant = ""
         if choice:
@@ -46,11 +54,22 @@ class Parser(argparse.ArgumentParser):
 
     def parse_args(self, given: Sequence[str]) -> argparse.Namespace:  # type: ignore[override]
         """The words of a command line. Of an option that its verb does not have: which was meant."""
+        words: argparse.Namespace
         words, left = self.parse_known_args(given)
         if left:
-            meant = nearest(left[0].partition("=")[0], re.findall(r"--[\w-]+", words.usage()))
-            self.error(f"unrecognized arguments: {' '.join(left)}{meant}")
+            self.error(self.unrecognized(left, words.usage()))
         return words
+
+    def unknown(self) -> list[str]:
+        """The options that were given and that it does not have."""
+        known = [o for a in self._actions for o in a.option_strings]
+        named = [w.partition("=")[0] for w in self.given if w.startswith("--")]
+        return [w for w in named if not any(o.startswith(w) for o in known)]
+
+    def unrecognized(self, left: Sequence[str], usage: str = "") -> str:
+        """What is wrong with such options, and which was meant."""
+        known = ["--help", *re.findall(r"--[\w-]+", usage or self.format_usage())]
+        return f"unrecognized arguments: {' '.join(left)}{nearest(left[0].partition('=')[0], known)}"
 
 
 def refusal(error: BaseException) -> str:
@@ -216,8 +235,10 @@ def loaded(text: str) -> tuple[ModuleType, str]:
     Raises ValueError where there is no file, and where running it fails, with its line."""
     file, _, name = text.rpartition(":")
     path = Path(file)
-    if not file or not path.is_file():
-        raise ValueError(f"{text.removesuffix(':')!r} names no file; expected FILE:NAME")
+    if not file:
+        raise ValueError(f"{text!r} names no file; expected FILE:NAME")
+    if not path.is_file():
+        raise ValueError(f"there is no file {file!r} here; expected FILE:NAME")
     loader = SourceFileLoader(path.stem, str(path))  # whatever the file's name ends in
     spec = importlib.util.spec_from_file_location(path.stem, path, loader=loader)
     assert spec is not None
