@@ -15,7 +15,8 @@ from transconv.compute import Alone, execute, parse
 from transconv.errors import Unsupported
 from transconv.graph.pieces.demands import Demand
 from transconv.graph.pieces.piece_execution import PartMemory, PieceRun
-from transconv.graph.pieces.piece_plan import PiecePlan, planned
+from transconv.graph.pieces.piece_passes import PiecePlan
+from transconv.graph.pieces.piece_plan import planned
 from transconv.graph.pieces.step_graph import Operand, StepMemory, crossed, steps_of
 from transconv.schedule import Schedule, why_not
 from transconv.target import TARGETS, Target

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from transconv.graph.backend_options import MemoryBound
-from transconv.graph.pieces.piece_plan import PiecePlan
+from transconv.graph.pieces.piece_passes import PiecePlan
 from transconv.support import Unsupported
 
 AXES = ("n", "d", "h", "w")

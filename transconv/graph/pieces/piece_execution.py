@@ -20,7 +20,7 @@ from transconv.compute import (
 )
 from transconv.conv import Surrounded
 from transconv.graph.pieces.demands import ALIGNMENT, Demand, is_alone
-from transconv.graph.pieces.piece_plan import MemoryAct, PiecePass, PiecePlan, acts
+from transconv.graph.pieces.piece_passes import MemoryAct, PiecePass, PiecePlan, acts
 from transconv.graph.pieces.step_graph import Part, Step, StepMemory, TensorPart
 from transconv.runtime import BatchCompile, Launch, build_scheduled
 from transconv.schedule import Schedule, programs, why_not

@@ -15,7 +15,8 @@ from transconv.graph.backend_options import MemoryBound, mark
 from transconv.graph.fusion.index_ir import Piece
 from transconv.graph.pieces.bounded_model import refuse_beyond
 from transconv.graph.pieces.piece_execution import PartMemory, PieceRun
-from transconv.graph.pieces.piece_plan import NO_RESULTS, PiecePass, PiecePlan, planned
+from transconv.graph.pieces.piece_passes import NO_RESULTS, PiecePass, PiecePlan
+from transconv.graph.pieces.piece_plan import planned
 from transconv.graph.pieces.step_graph import Operand, Step, StepMemory, crossed, steps_of, undivided
 from transconv.runtime import estimated
 from transconv.support import TransconvError
