@@ -5,11 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import prod
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from transconv.compute import AxisSpan
-from transconv.graph.pieces.demands import NOTHING, Demand, PassResults, demand, is_alone
+from transconv.graph.pieces.demands import LAUNCH_US, NOTHING, Demand, PassResults, demand, is_alone
 from transconv.graph.pieces.step_graph import Step, StepMemory, TensorPart
 
 NO_RESULTS = PassResults((), ())
@@ -24,6 +25,10 @@ class MemoryAct(NamedTuple):
     tail    a span is kept for the next pieces      end     the part goes
     write   the part is written over the whole that another tensor had
     move    that other's memory is its own now
+    fetch   memory for a span, which a copy from host memory fills; it is a part when the copy has ended,
+    arrive  which what follows waits for
+    send    a span of the part begins to be copied to host memory; the part goes when the copy has ended,
+    sent    which what follows waits for
 
     ``parts``: the tensors that the piece has parts of."""
 
@@ -51,7 +56,8 @@ class PiecePass:
     """What runs at a level: ``whole`` steps, then ``pieces`` pieces of what is ``wanted``, of each of
     ``columns`` of a second axis, one after another. ``over``: kept tensors that take the place of others
     that nothing reads behind the pass; ``sample``: a piece in the middle; ``peak``: bytes of all that is
-    there at once; ``us``: microseconds."""
+    there at once; ``us``: microseconds; ``copies``: those of its copies to and from host memory, of
+    which it waits for ``exposed``."""
 
     level: int
     whole: list[Step]
@@ -62,6 +68,8 @@ class PiecePass:
     sample: Demand | None = None
     peak: int = 0
     us: float = 0.0
+    copies: float = 0.0
+    exposed: float = 0.0
 
     def demand(self, number: int, kept: set[StepMemory], known: KnownPasses) -> Demand:
         """What a piece takes without the one before; one that is ``known`` for the same tensors kept, of
@@ -108,6 +116,21 @@ class PiecePass:
                     return False
         return self.sample is not None
 
+    def timed(self, waits: Collection[StepMemory]) -> None:
+        """Estimate its time. While a piece runs, the next one's parts come from host memory, and those of
+        the one before leave, each way at the pace of the link."""
+        self.us, self.copies, self.exposed = sum(s.us for s in self.whole), 0.0, 0.0
+        if self.sample is None:
+            return
+        times, own = self.pieces * self.columns, self.sample
+        up = sum(copied_us(m, own.reads[m]) for m in waits if m in own.reads)
+        down = sum(copied_us(m, own.wanted[m]) for m in waits if m in own.wanted)
+        self.copies = times * (up + down)
+        if self.copies:
+            paced = up + own.us + down + (times - 1) * max(up, own.us, down)
+            self.exposed = paced - times * own.us
+        self.us += times * own.us + self.exposed
+
     @property
     def largest(self) -> str:
         """The operation that takes most of it."""
@@ -130,7 +153,8 @@ class PiecePass:
 class PiecePlan:
     """``passes``: in their order; ``kept``: tensors that are whole; ``last``: the level behind which
     nothing reads a tensor; ``beside``: bytes that are there anyway; ``over``: the axis of the pieces, and
-    a second one behind it, where they may be cut along two."""
+    a second one behind it, where they may be cut along two; ``waits``: kept tensors that wait in pinned
+    host memory between passes, each in one of the ``buffers`` there, of so many bytes."""
 
     steps: Sequence[Step]
     kept: set[StepMemory]
@@ -138,6 +162,8 @@ class PiecePlan:
     last: dict[StepMemory, int]
     beside: int
     over: str = ""
+    waits: dict[StepMemory, int] = field(default_factory=dict)
+    buffers: list[int] = field(default_factory=list)
 
     @property
     def axes(self) -> str:
@@ -170,6 +196,14 @@ class PiecePlan:
         return max(each, default=0), sum(each)
 
 
+def copied_us(memory: StepMemory, along: AxisSpan) -> float:
+    """Microseconds of the copies of a part between a device and host memory: one for each run of
+    consecutive elements."""
+    pairs = zip(memory.shape, memory.strides, strict=True)
+    runs = prod(n for n, s in pairs if s >= memory.digit)
+    return memory.link_us * along.size / memory.digit + runs * LAUNCH_US
+
+
 def memories(steps: Sequence[Step]) -> list[StepMemory]:
     """What steps read and store, in their order."""
     found: dict[StepMemory, None] = {}
@@ -180,6 +214,9 @@ def memories(steps: Sequence[Step]) -> list[StepMemory]:
 
 
 # -- what is in memory when ----------------------------------------------------------------------------
+
+
+LEAVES = {"end": "part", "sent": "behind"}
 
 
 @dataclass(slots=True)
@@ -210,8 +247,13 @@ class Held:
             self.now -= m.bytes * (m.passed and kind == "drop")
         elif kind == "move":
             self.known["whole", m] = m.bytes
-        elif kind == "end":
-            self._enter("part", m, 0)
+        elif kind in ("arrive", "send"):
+            before, behind = ("ahead", "part") if kind == "arrive" else ("part", "behind")
+            self.known[behind, m] = self.known.pop((before, m), 0)
+        elif kind in LEAVES:
+            self._enter(LEAVES[kind], m, 0)
+        elif kind == "fetch":
+            self._enter("ahead", m, m.part_bytes(act.span))
         elif kind != "write":
             self._enter(kind, m, m.part_bytes(act.span) if act.span.along.size else 0)
             if kind == "part" and ("whole", m) not in self.known:
@@ -230,8 +272,12 @@ def acts(
     """What a pass does, each act with the number of its piece, -1 before the first. ``alive``: what is
     there, changed to what is there behind it; ``ends``: the last piece is the pass's last."""
     each = [(p.whole, None), *((d.order, d) for d in pieces)]
-    parts = [{}, *(d.parts(plan.kept, p.over) for d in pieces)]
     touched = [[_touched(s, d, plan.kept) for s in steps] for steps, d in each]
+    parts: list[dict[StepMemory, TensorPart]] = [{}]
+    for seen, d in zip(touched[1:], pieces, strict=True):
+        some = {m: TensorPart(AxisSpan(0, m.unit)) for ms in seen for m in ms if m in plan.waits}
+        parts.append(some | d.parts(plan.kept, p.over, plan.waits))
+    link = LinkActs(plan.waits, [*pieces, None], [*parts[1:], {}])
     final = {m: i for i, own in enumerate(touched) for ms in own for m in ms if m not in parts[i]}
     going = {m for m, n in plan.last.items() if n == p.level and ends} - {*p.over.values()}
     for i, (steps, piece) in enumerate(each):
@@ -241,7 +287,8 @@ def acts(
             for m in touched[i][k]:
                 if m in own and m not in there:
                     there.add(m)
-                    yield i - 1, MemoryAct("part", m, own[m])
+                    for act in link.comes(m, i - 1) or [MemoryAct("part", m, own[m])]:
+                        yield i - 1, act
                 elif m not in own and m not in alive and not m.given:
                     alive.add(m)
                     yield i - 1, MemoryAct("whole", m)
@@ -250,6 +297,8 @@ def acts(
                 if m not in own and m in going and final[m] == i:
                     alive.discard(m)
                     yield i - 1, MemoryAct("drop", m)
+                elif acted := link.leaves(m, i - 1):
+                    yield from ((i - 1, act) for act in acted)
                 elif m in own and m not in p.over:
                     if i < len(pieces) and (tail := pieces[i].taken(m)).size:
                         yield i - 1, MemoryAct("tail", m, pieces[i].part(m, tail))
@@ -260,6 +309,7 @@ def acts(
                 yield i - 1, MemoryAct("tail", old, TensorPart(AxisSpan(start, made.stop)))
                 yield i - 1, MemoryAct("write", m, TensorPart(made))
                 yield i - 1, MemoryAct("end", m)
+    yield from ((len(pieces), MemoryAct("sent", m)) for m in link.behind)
     for m, old in p.over.items():
         alive -= {old}
         alive |= {m}
@@ -268,6 +318,42 @@ def acts(
         for m in [m for m in alive if plan.last.get(m, -1) <= p.level]:
             alive.discard(m)
             yield len(pieces), MemoryAct("drop", m)
+
+
+@dataclass(slots=True)
+class LinkActs:
+    """What happens to parts of tensors that wait in host memory, while the ``pieces`` of a pass run that
+    have these ``parts``. ``ahead``: what is on its way to the device; ``behind``: what leaves it."""
+
+    waits: Collection[StepMemory]
+    pieces: Sequence[Demand | None]
+    parts: Sequence[Mapping[StepMemory, TensorPart]]
+    ahead: set[StepMemory] = field(default_factory=set)
+    behind: dict[StepMemory, None] = field(default_factory=dict)
+
+    def comes(self, m: StepMemory, number: int) -> list[MemoryAct]:
+        """Before a piece sees a tensor first: what it reads has arrived, and the next piece's is on the
+        way. Nothing for what it makes, and for a tensor that does not wait."""
+        piece, found = self.pieces[number], list[MemoryAct]()
+        if m in self.waits and piece is not None and m not in piece.wanted:
+            if m not in self.ahead:
+                found.append(MemoryAct("fetch", m, self.parts[number][m]))
+            found.append(MemoryAct("arrive", m))
+            self.ahead.discard(m)
+            if m in self.parts[number + 1]:
+                found.append(MemoryAct("fetch", m, self.parts[number + 1][m]))
+                self.ahead.add(m)
+        return found
+
+    def leaves(self, m: StepMemory, number: int) -> list[MemoryAct]:
+        """When a piece has made a tensor: the part of the piece before has left, and its own begins to."""
+        piece, found = self.pieces[number], list[MemoryAct]()
+        if m in self.waits and piece is not None and m in piece.wanted:
+            if m in self.behind:
+                found.append(MemoryAct("sent", m))
+            found.append(MemoryAct("send", m, TensorPart(piece.wanted[m])))
+            self.behind[m] = None
+        return found
 
 
 def _touched(step: Step, piece: Demand | None, kept: Collection[StepMemory]) -> list[StepMemory]:

@@ -12,6 +12,9 @@ again from what is kept.
 Where all steps fit as they are, each runs whole. Otherwise all tensors are kept first that a later level
 reads. While a pass exceeds the bound, the tensor is given up that lowers what exceeds it the most, in
 doubt the one with the least time to compute it again; then tensors change places while that takes less.
+
+Where that does not do, or computes much again, kept tensors may also wait in pinned host memory from the
+pass that makes them on. Then the change is made that costs the least time for each byte that it saves.
 """
 
 from __future__ import annotations
@@ -34,6 +37,8 @@ from transconv.graph.pieces.step_graph import Step, StepMemory, undivided
 
 TRIED = 64  # tensors at most that are given up or added
 GAIN = 0.999  # of the time: what is gained by a change is worth it
+AGAIN = 1.1  # of the time of each step once: what else is possible is looked at
+WORTH = 0.95  # of the time: what is gained by waits in host memory, whose link's rate is not measured
 
 
 def _must(steps: Sequence[Step]) -> set[StepMemory]:
@@ -60,19 +65,30 @@ def levels(steps: Sequence[Step], kept: Collection[StepMemory]) -> dict[Step, in
     return found
 
 
-def planned(steps: Sequence[Step], beside: int, bound: int) -> PiecePlan:
+def planned(steps: Sequence[Step], beside: int, bound: int, host: int = 0) -> PiecePlan:
     """The plan within a bound, or the one that exceeds it least. ``beside``: bytes that are there whatever
-    the steps do."""
+    the steps do; ``host``: those of pinned host memory in which tensors may wait."""
     whole = undivided(steps)
     plan = PiecePlan(whole, set(), [PiecePass(0, whole, NO_RESULTS)], {}, beside)
     plan.last = _last(plan)
     if settled(plan).peak <= bound:
         return plan
+    plan = _within(steps, beside, bound, 0, not host)
+    if not host or (plan.peak <= bound and plan.us <= AGAIN * plan.once):
+        return plan
+    other = _within(steps, beside, bound, host, plan.peak > bound)
+    share = WORTH if plan.peak <= bound else 1.0
+    return min(plan, other, key=lambda p: (max(0, p.peak - bound), p.us * (1.0 if p is other else share)))
+
+
+def _within(steps: Sequence[Step], beside: int, bound: int, host: int, least: bool) -> PiecePlan:
+    """The same, where some tensors wait if host memory has room. ``least``: where none is within the
+    bound, look for the one that takes least."""
     found, known, far = list[PiecePlan](), KnownPasses(), False
-    for goal in (bound, bound * 15 // 16, 0):
+    for goal in (bound, bound * 15 // 16, *([0] * least)):
         if far and goal:
             continue
-        plan = _searched(steps, beside, goal, known)
+        plan = _searched(steps, beside, goal, known, host)
         far = plan.peak > goal  # its tensors take more in any number of pieces
         found.append(plan := settled(plan))
         for _ in range(0 if far else EXACT):  # the first or the last piece takes more than the middle
@@ -80,7 +96,9 @@ def planned(steps: Sequence[Step], beside: int, bound: int) -> PiecePlan:
                 break
             goal -= plan.peak - bound
             found.append(
-                plan := settled(laid_out(steps, plan.kept, beside, goal, KnownPasses(known.demands)))
+                plan := settled(
+                    laid_out(steps, plan.kept, beside, goal, KnownPasses(known.demands), plan.waits)
+                )
             )
         if plan.peak <= bound:
             return plan
@@ -96,13 +114,13 @@ def settled(plan: PiecePlan) -> PiecePlan:
         for _, act in acts(plan, p, p.demands(plan.kept), alive):
             held.do(act)
         p.peak = held.most
-        if p.sample is None:
-            p.us = sum(s.us for s in p.whole)
+        p.timed(plan.waits)
     return plan
 
 
-def _searched(steps: Sequence[Step], beside: int, bound: int, known: KnownPasses) -> PiecePlan:
-    """The best plan found by changes of what is kept, with what a piece in the middle takes."""
+def _searched(steps: Sequence[Step], beside: int, bound: int, known: KnownPasses, host: int) -> PiecePlan:
+    """The best plan found by changes of what is kept, and what waits in host memory, with what a piece in
+    the middle takes."""
     must = _must(steps)
     level = levels(steps, must)
     made: dict[StepMemory, int] = {}
@@ -114,11 +132,18 @@ def _searched(steps: Sequence[Step], beside: int, bound: int, known: KnownPasses
     for _ in range(TRIED):
         over, found = best.exceeds(bound), None
         others = _others(best, must) if over[0] else _exchanged(best, must)
-        for other in others:
-            plan = laid_out(steps, other, beside, bound, known)
+        for kept, waits in others:
+            if waits and not host:
+                continue
+            plan = laid_out(steps, kept, beside, bound, known, waits)
             key = *plan.exceeds(bound), plan.us
             better = key[:2] < over if over[0] else not key[0] and key[2] < GAIN * best.us
-            if better and (found is None or key < found[0]):
+            if not better or sum(plan.buffers) > host:
+                continue
+            if over[0] and host and bound:
+                saved = over[1] - key[1]
+                key = ((plan.us - best.us) / saved if saved > 0 else float("inf"), *key)
+            if found is None or key < found[0]:
                 found = key, plan
         if found is None:
             break
@@ -131,8 +156,14 @@ EXACT = 4  # times at most that a plan is cut finer
 EXCHANGED = 6  # tensors at most for which others are given up
 
 
-def _exchanged(plan: PiecePlan, must: Collection[StepMemory]) -> Iterator[set[StepMemory]]:
-    """The tensors that are kept, with one that is computed several times, and perhaps without another."""
+Places = tuple[set[StepMemory], set[StepMemory]]
+"""The tensors that are kept, and those of them that wait in host memory."""
+
+
+def _exchanged(plan: PiecePlan, must: Collection[StepMemory]) -> Iterator[Places]:
+    """The places of tensors, where one is kept that is computed several times, and perhaps another is not;
+    or one is on the device that waits elsewhere."""
+    waits = {*plan.waits}
     share: dict[Step, float] = {}
     for p in plan.passes:
         for s in p.sample.spans if p.sample is not None else ():
@@ -143,31 +174,46 @@ def _exchanged(plan: PiecePlan, must: Collection[StepMemory]) -> Iterator[set[St
     more = [m for m in more if m not in plan.kept]
     less = [m for m in memories(plan.steps) if m in plan.kept and m not in must]
     for m in more:
-        yield plan.kept | {m}
+        yield plan.kept | {m}, waits
     for m in more[:EXCHANGED]:
         for other in less:
-            yield plan.kept - {other} | {m}
+            yield plan.kept - {other} | {m}, waits - {other}
     for other in less:
-        yield plan.kept - {other}
+        yield plan.kept - {other}, waits - {other}
+    for m in more[:EXCHANGED]:
+        if m.link_us:
+            yield plan.kept | {m}, waits | {m}
+    for m in plan.waits:
+        yield plan.kept, waits - {m}
 
 
-def _others(plan: PiecePlan, must: Collection[StepMemory]) -> Iterator[set[StepMemory]]:
-    """The tensors that are kept, without one that is there in the pass that exceeds a bound the most, or
-    with one that is made on the way there."""
-    worst, born = max(plan.passes, key=lambda p: p.peak), _born(plan)
-    for m in born:
-        if m in plan.kept and m not in must and born[m] <= worst.level <= plan.last[m]:
-            yield plan.kept - {m}
+def _others(plan: PiecePlan, must: Collection[StepMemory]) -> Iterator[Places]:
+    """The places of tensors, where one that is there in the pass that exceeds a bound the most is not
+    kept, or waits in host memory, or where one is kept that is made on the way there."""
+    worst, born, waits = max(plan.passes, key=lambda p: p.peak), _born(plan), {*plan.waits}
+    there = [m for m in born if m in plan.kept and born[m] <= worst.level <= plan.last[m]]
+    for m in there:
+        if m not in must:
+            yield plan.kept - {m}, waits - {m}
+    for m in there:
+        if m not in must and m not in waits and m.digit and m.link_us:
+            yield plan.kept, waits | {m}
     if worst.sample is not None:
         for m in worst.sample.regions:
             if m not in plan.kept and m not in worst.sample.wanted:
-                yield plan.kept | {m}
+                yield plan.kept | {m}, waits
 
 
 def laid_out(
-    steps: Sequence[Step], kept: set[StepMemory], beside: int, bound: int, known: KnownPasses
+    steps: Sequence[Step],
+    kept: set[StepMemory],
+    beside: int,
+    bound: int,
+    known: KnownPasses,
+    waits: Collection[StepMemory] = (),
 ) -> PiecePlan:
-    """The passes in which some tensors are kept, each with the fewest pieces that stay within a bound."""
+    """The passes in which some tensors are kept, and some of these wait in host memory, each with the
+    fewest pieces that stay within a bound, or more where these hide copies."""
     level = levels(steps, kept)
     top = max(level.values(), default=0)
     own: list[list[Step]] = [[] for _ in range(top + 1)]
@@ -185,9 +231,25 @@ def laid_out(
             p.sample = p.demand(0, kept, known)
     plan.last = _last(plan)
     born = _born(plan)
+    _enter_buffers(plan, [m for m in born if m in waits], born)
     for p in passes:
         _cut(p, plan, born, bound, known)
     return plan
+
+
+def _enter_buffers(plan: PiecePlan, waits: Sequence[StepMemory], born: Mapping[StepMemory, int]) -> None:
+    """Find a buffer of host memory for each tensor that waits: one that nothing needs any more, the
+    largest first, or a new one. torch takes pinned memory in powers of two."""
+    until = list[int]()
+    for m in waits:
+        size = 1 << (m.bytes - 1).bit_length()
+        free = [i for i, level in enumerate(until) if level < born[m]]
+        place = max(free, key=lambda i: plan.buffers[i], default=len(until))
+        if place == len(until):
+            until.append(0)
+            plan.buffers.append(0)
+        plan.waits[m], until[place] = place, plan.last[m]
+        plan.buffers[place] = max(plan.buffers[place], size)
 
 
 def _last(plan: PiecePlan) -> dict[StepMemory, int]:
@@ -209,11 +271,12 @@ def _cut(
     """Find the fewest pieces with which a pass stays within a bound; where none do, those of the grid that
     takes least; or else what has the least peak."""
     kept = plan.kept
-    before = frozenset(m for m, n in born.items() if n < p.level <= plan.last[m])
+    before = frozenset(m for m, n in born.items() if n < p.level <= plan.last[m] and m not in plan.waits)
     seen = {*p.sample.regions, *p.sample.reads} if p.sample is not None else set()
+    waits = frozenset(m for m in plan.waits if m in seen)
     going = frozenset(m for m, n in plan.last.items() if n == p.level)
     gone = frozenset(m for m, n in plan.last.items() if m.passed and n < p.level)
-    key = p.wanted, tuple(p.whole), before, going, gone, frozenset(kept & seen)
+    key = p.wanted, tuple(p.whole), before, going, gone, frozenset(kept & seen), waits
     found = known.cuts.get(key)
     if found is None:
         over = _over(p, plan, born) if p.sample is not None else {}
@@ -228,12 +291,36 @@ def _cut(
             if found is not None and found[3] <= bound:
                 break
         assert found is not None
-        if found[3] > bound and p.crosses(kept):
+        if found[3] > bound and not waits and p.crosses(kept):
             found = _grid(p, plan, tries, found, bound, lambda: _middle(p, plan, before, gone, known))
+        if found[3] <= bound and waits:
+            found = _overlapped(
+                p, plan, tries, found, bound, lambda: _middle(p, plan, before, gone, known)
+            )
         known.cuts[key] = found
     p.pieces, p.columns, p.over, p.peak, p.sample = found
-    times = p.pieces * p.columns
-    p.us = sum(s.us for s in p.whole) + (times * p.sample.us if p.sample is not None else 0.0)
+    p.timed(plan.waits)
+
+
+def _overlapped(
+    p: PiecePass,
+    plan: PiecePlan,
+    tries: Sequence[int],
+    found: Cut,
+    bound: int,
+    middle: Callable[[], tuple[int, Demand | None]],
+) -> Cut:
+    """As many pieces as are estimated to take least, of more than those ``found``: the first piece waits
+    for its copies, and so does the end for those of the last one."""
+    best = 0.0
+    for n in tries[tries.index(found[0]) :]:
+        p.pieces, p.columns, p.over = n, 1, found[2]
+        peak, p.sample = middle()
+        p.timed(plan.waits)
+        if best and (peak > bound or p.us >= GAIN * best):
+            break
+        best, found = p.us, (n, 1, found[2], peak, p.sample)
+    return found
 
 
 Cut = tuple[int, int, dict[StepMemory, StepMemory], int, Demand | None]
@@ -287,15 +374,21 @@ def _middle(
         number = max(1, p.wanted.fullest(p.pieces))
         pieces = [p.demand(number - 1, kept, known)]
         pieces.append(p.behind(number, kept, pieces[0]))
+        if number + 1 < p.pieces and any(
+            m in pieces[1].regions or m in pieces[1].reads for m in plan.waits
+        ):
+            pieces.append(p.behind(number + 1, kept, pieces[1]))  # parts of it are on their way
     if p.columns > 1:
         column = p.column(p.wanted.across.fullest(p.columns), kept)
         pieces = [replace(piece, column=column) for piece in pieces]
     for number, act in acts(plan, p, pieces, alive, p.pieces * p.columns <= 2):
+        if number > 1:
+            break
         most = held.most
         held.do(act)
         if number == 0 and p.pieces > 2:
             held.most = most  # of the piece before nothing counts
-    return held.most, pieces[-1] if pieces else None
+    return held.most, pieces[:2][-1] if pieces else None
 
 
 def _born(plan: PiecePlan) -> dict[StepMemory, int]:
@@ -320,11 +413,12 @@ def _over(p: PiecePass, plan: PiecePlan, born: Mapping[StepMemory, int]) -> dict
         and born[m] < p.level
         and plan.last.get(m) == p.level
         and not m.handed
+        and m not in plan.waits
         and m in p.sample.reads
         and all(n not in s.needs_whole for s in p.sample.spans for n, o in s.read.items() if o.memory is m)
     ]
     found: dict[StepMemory, StepMemory] = {}
-    for m in p.wanted.memories:
+    for m in [m for m in p.wanted.memories if m not in plan.waits]:
         old = next((f for f in free if _alike(f, m) and f not in found.values()), None)
         if old is not None:
             found[m] = old
