@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from ctypes import memmove
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
@@ -17,13 +18,14 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from tests.graph.meant import Meant, by_meaning, traced
+from tests.graph.networks import Gated
 from transconv.compute import Alone, Compute
 from transconv.conv import Surrounded
 from transconv.errors import Unsupported
 from transconv.graph.backend_options import MemoryBound
 from transconv.graph.pieces.bounded_model import BoundReport, _bytes
 from transconv.graph.pieces.demands import Demand
-from transconv.graph.pieces.piece_execution import PieceRun
+from transconv.graph.pieces.piece_execution import HostLink, PieceRun
 from transconv.graph.pieces.step_graph import Step
 
 Tensor = torch.Tensor
@@ -533,3 +535,67 @@ def test_memory_of_several_regions_is_what_was_predicted(step: bool, plans: int)
         assert len(report.plans) == plans
         assert 0.97 * report.peak <= live.most + beside <= report.peak <= bound
         bound = int(beside + (report.peak - beside) * 0.8)
+
+
+class LateLink(HostLink):
+    """Copies by address, as late as they may be; what they copy has to be there until then. ``log``: what
+    begins and ends when, and what runs."""
+
+    def __init__(self) -> None:
+        super().__init__(torch.device("cpu"))
+        self.late: dict[int, tuple[bool, list[Any]]] = {}
+        self.log: list[Any] = []
+
+    def begin(self, pairs: Any, up: bool) -> int:
+        storages = [[StorageWeakRef(t.untyped_storage()) for t in pair] for pair in pairs]
+        places = [(*(t.data_ptr() for t in pair), pair[0].nbytes) for pair in pairs]
+        self.log.append(number := len(self.log))
+        self.late[number] = up, [*zip(storages, places, strict=True)]
+        return number
+
+    def end(self, copy: Any) -> None:
+        for number in [n for n in self.late if n == copy or copy is None]:
+            for earlier in [n for n in self.late if n <= number and self.late[n][0] == self.late[number][0]]:
+                for storages, place in self.late.pop(earlier)[1]:
+                    assert not any(s.expired() for s in storages)
+                    memmove(*place)
+        self.log.append(("end", copy))
+
+
+WAITING: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str]] = {
+    "rows": (lambda: Gated(CONV, 8, 1, 1), (1, 2, 27, 9), ""),
+    "images": (lambda: Gated(CONV, 8, 1, 1), (2, 2, 19, 7), "h"),
+    "volume": (lambda: Gated(nn.Conv3d, 8, 1, 2), (1, 2, 13, 5, 4), "d"),
+}
+
+
+@pytest.mark.parametrize("name", WAITING)
+def test_tensors_that_wait_in_host_memory(name: str) -> None:
+    make, shape, over = WAITING[name]
+    torch.manual_seed(0)
+    model, x = make().eval(), torch.randn(shape)
+    with torch.no_grad():
+        want = model.double()(x.double()).float()
+    model.float()
+
+    def least(host: int) -> int:
+        with torch.no_grad(), pytest.raises(Unsupported, match="within:memory") as e:
+            traced(Tupled(model), [x], within=MemoryBound(1, "1", over, host))(x)  # type: ignore[arg-type]
+        return _bytes(str(e.value).partition("at least ")[2].split(" are needed")[0])
+
+    link = LateLink()
+    with meaning(), counted(False):
+        whole, _ = pieces(model, x, 1 << 60, over)
+        few = least(1 << 40)
+        print(few, least(0))
+        asked = MemoryBound(few, str(few), over, 1 << 40, {x.device: link})
+        run = traced(Tupled(model), [x], within=asked)  # type: ignore[arg-type]
+        for _ in range(2):
+            with LiveBytes() as live:
+                (made,) = run(x)
+            assert torch.equal(made, whole)
+    torch.testing.assert_close(whole, want, rtol=1e-4, atol=1e-5)
+    report = BoundReport(asked, tuple(asked.plans.values()))
+    print(report)
+    assert 0 < sum(b.nbytes for b in link.buffers) == report.pinned
+    assert 0.97 * report.peak <= live.most + report.plans[0].beside <= report.peak <= few < least(0)

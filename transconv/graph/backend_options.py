@@ -33,7 +33,7 @@ class MemoryBound:
     bytes: int
     told: str
     over: str = ""
-    host: int | None = None
+    host: int | None = 0
     links: dict[Any, Any] = field(default_factory=dict, compare=False)
     plans: dict[int, Any] = field(default_factory=dict, compare=False)
     made: dict[int, Any] = field(default_factory=dict, compare=False)

@@ -125,9 +125,9 @@ class BoundReport:
             if plan.waits:
                 copies, exposed = (sum(getattr(p, n) for p in plan.passes) for n in ("copies", "exposed"))
                 lines.append(
-                    f"{len(plan.waits)} wait between passes in {size_text(sum(plan.buffers))} of pinned host "
-                    f"memory; copies take {copies / 1e3:.3g} ms (estimated), of which {exposed / 1e3:.3g} are "
-                    "not behind kernels"
+                    f"{len(plan.waits)} wait between passes in {size_text(sum(plan.buffers))} of pinned "
+                    f"host memory; copies take {copies / 1e3:.3g} ms (estimated), of which "
+                    f"{exposed / 1e3:.3g} are not behind kernels"
                 )
             lines.append("  pass  pieces       peak         us  keeps, and what is whole")
             for p in plan.passes:

@@ -176,8 +176,8 @@ class PieceRun:
             if is_capturing(self.device):
                 raise Unsupported(
                     "within:capture",
-                    "tensors wait in pinned host memory, which no CUDA graph may hold; call the model outside "
-                    "of the graph, or have none wait (host=0)",
+                    "tensors wait in pinned host memory, which no CUDA graph may hold; call the model "
+                    "outside of the graph, or have none wait (host=0)",
                 )
             self.link.enter(self.plan.buffers)
         try:
