@@ -5,10 +5,10 @@
 
 A row has the time of a call, or of a training step (``unet3d_step_128``), and the most memory that was
 allocated during it, weights and input included: of the whole by torch.compile's backend, of one piece
-without a bound, and within the bound;
-whether these have the same bits; and what diffusers' tiled decode of its own class takes, where it is
-installed, with its largest difference from diffusers' whole decode. A side that does not fit the device
-has the reason. Rows are in ``<gpu>_within.csv``; a repeated run measures what is missing. On a CPU
+without a bound, and within the bound; in how much pinned host memory tensors wait there (``--host``: at
+most); whether these have the same bits; and what diffusers' tiled decode of its own class takes, where
+it is installed, with its largest difference from diffusers' whole decode. A side that does not fit the
+device has the reason. Rows are in ``<gpu>_within.csv``; a repeated run measures what is missing. On a CPU
 (``--quick``) kernels are interpreted: only whether it runs is worth something there.
 """
 
@@ -47,6 +47,7 @@ COLUMNS = (
     "within_ms",
     "within_mb",
     "estimated_mb",
+    "host_mb",
     "passes",
     "pieces",
     "first_s",
@@ -123,6 +124,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--models", type=lambda text: text.split(","), default=[], help=f"of {', '.join((*CASES, *QUICK))}"
     )
     parser.add_argument("--memory", default=MEMORY, help=f"the bound (default: {MEMORY})")
+    parser.add_argument(
+        "--host", help="pinned host memory at most, 0 for none (default: half of what is free)"
+    )
     parser.add_argument("--dtype", default="bfloat16", help="torch's name (default: bfloat16)")
     parser.add_argument("--limit", type=float, default=540, help="seconds; then no new row begins")
     parser.add_argument("--report", action="store_true", help="print the passes of each row")
@@ -169,7 +173,7 @@ def measured(case: BoundCase, options: argparse.Namespace) -> Row:
     bounded: list[BoundedModel] = []
 
     def within() -> Callable[..., Any]:
-        bounded.append(transconv.within(model, options.memory))
+        bounded.append(transconv.within(model, options.memory, host=options.host))
         return called(bounded[0])
 
     began = time.monotonic()
@@ -179,6 +183,7 @@ def measured(case: BoundCase, options: argparse.Namespace) -> Row:
         passes = [p for plan in report.plans for p in plan.passes]
         row |= {
             "estimated_mb": round(report.peak / 1e6, 1),
+            "host_mb": round(report.pinned / 1e6, 1),
             "passes": len(passes),
             "pieces": sum(p.pieces for p in passes),
             "first_s": round(time.monotonic() - began, 1),

@@ -217,6 +217,8 @@ def test_a_bound_that_is_too_small_says_the_least() -> None:
 def test_arguments_that_are_refused() -> None:
     with pytest.raises(ValueError, match="memory='8 apples'; expected bytes, a text such as \"8 GB\""):
         transconv.within(nn.Identity(), "8 apples")
+    with pytest.raises(ValueError, match="host='-1'; expected bytes"):
+        transconv.within(nn.Identity(), host="-1")
     with pytest.raises(ValueError, match="over='c'; expected one of n, d, h, w"):
         transconv.within(nn.Identity(), over="c")
     with pytest.raises(TypeError, match="expected a module or a function, got int"):

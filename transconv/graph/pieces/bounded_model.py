@@ -52,21 +52,21 @@ def within(
         raise TypeError(f"model: expected a module or a function, got {type(model).__name__}")
     if over is not None and over not in AXES:
         raise ValueError(f"over={over!r}; expected one of {', '.join(AXES)}, or None")
-    room = _bytes(host, "host") if host else host
-    assert not isinstance(room, str)
+    room = None if host is None else _bytes(host, "host", 0)
     bound = MemoryBound(_bytes(memory), str(memory), over or "", room)
     return BoundedModel(getattr(model, "_orig_mod", model), bound)
 
 
-def _bytes(memory: str | int | None, name: str = "memory") -> int:
-    """Bytes of a text. Raises ValueError."""
+def _bytes(memory: str | int | None, name: str = "memory", least: int = 1) -> int:
+    """Bytes of a text, at least so many. Raises ValueError."""
     if memory is None:
         return 1 << 62
-    if isinstance(memory, int) and not isinstance(memory, bool) and memory > 0:
+    if isinstance(memory, int) and not isinstance(memory, bool) and memory >= least:
         return memory
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", str(memory).lower())
-    if isinstance(memory, str) and found and found[2] in UNITS and float(found[1]) > 0:
-        return int(float(found[1]) * UNITS[found[2]])
+    if isinstance(memory, str) and found and found[2] in UNITS:
+        if (count := int(float(found[1]) * UNITS[found[2]])) >= least:
+            return count
     raise ValueError(f'{name}={memory!r}; expected bytes, a text such as "8 GB" or "512 MiB", or None')
 
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from math import inf
 
 from transconv.graph.pieces.demands import Demand, PassResults
 from transconv.graph.pieces.piece_passes import (
@@ -130,25 +131,31 @@ def _searched(steps: Sequence[Step], beside: int, bound: int, known: KnownPasses
     later = {o.memory for s in steps for o in s.read.values() if made.get(o.memory, level[s]) < level[s]}
     best = laid_out(steps, must | later, beside, bound, known)
     for _ in range(TRIED):
-        over, found = best.exceeds(bound), None
-        others = _others(best, must) if over[0] else _exchanged(best, must)
+        found: tuple[tuple[float, ...], PiecePlan] | None = None
+        others = _others(best, must) if best.exceeds(bound)[0] else _exchanged(best, must)
         for kept, waits in others:
             if waits and not host:
                 continue
             plan = laid_out(steps, kept, beside, bound, known, waits)
-            key = *plan.exceeds(bound), plan.us
-            better = key[:2] < over if over[0] else not key[0] and key[2] < GAIN * best.us
-            if not better or sum(plan.buffers) > host:
-                continue
-            if over[0] and host and bound:
-                saved = over[1] - key[1]
-                key = ((plan.us - best.us) / saved if saved > 0 else float("inf"), *key)
-            if found is None or key < found[0]:
+            key = _gain(plan, best, bound, host > 0 and bound > 0)
+            if key and sum(plan.buffers) <= host and (found is None or key < found[0]):
                 found = key, plan
         if found is None:
             break
         best = found[1]
     return best
+
+
+def _gain(plan: PiecePlan, best: PiecePlan, bound: int, priced: bool) -> tuple[float, ...]:
+    """What orders plans that are better than the ``best`` one so far; empty for others. ``priced``: by the
+    time that a byte less beyond the bound costs, otherwise by these bytes."""
+    over, left = best.exceeds(bound), plan.exceeds(bound)
+    if not over[0]:
+        return (plan.us,) if not left[0] and plan.us < GAIN * best.us else ()
+    saved = over[1] - left[1]
+    if left >= over:
+        return ()
+    return ((plan.us - best.us) / saved if saved > 0 else inf, *left) if priced else (*left, plan.us)
 
 
 MOST, IN_GRID = 256, 512  # pieces at most of a pass, along one axis and of two: each is planned alone
