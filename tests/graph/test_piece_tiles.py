@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from unittest.mock import patch
 
 import numpy as np
@@ -11,13 +12,14 @@ import torch
 
 import transconv
 from tests.graph.test_pieces import compared, trains
-from transconv.compute import Alone, execute, parse
+from transconv.compute import Alone, AxisSpan, execute, parse
 from transconv.errors import Unsupported
 from transconv.graph.pieces.demands import Demand
-from transconv.graph.pieces.piece_execution import PartMemory, PieceRun
-from transconv.graph.pieces.piece_passes import PiecePlan
+from transconv.graph.pieces.piece_execution import HostLink, PartMemory, PieceRun
+from transconv.graph.pieces.piece_passes import NO_RESULTS, PiecePass, PiecePlan
 from transconv.graph.pieces.piece_plan import planned
-from transconv.graph.pieces.step_graph import Operand, StepMemory, crossed, steps_of
+from transconv.graph.pieces.region_pieces import free_host_bytes
+from transconv.graph.pieces.step_graph import Operand, StepMemory, TensorPart, crossed, steps_of
 from transconv.schedule import Schedule, why_not
 from transconv.target import TARGETS, Target
 
@@ -202,6 +204,56 @@ def test_one_call_has_gradients() -> None:
         assert torch.equal(a, one)
         torch.testing.assert_close(a, want.float(), rtol=1e-2, atol=1e-2)  # tf32
     assert len(run.report().plans) == 2 and run.report().peak <= 40_000
+
+
+def _waiting() -> tuple[PieceRun, StepMemory]:
+    """A tensor in the order of features, rows, columns, which waits in host memory, and what moves it."""
+    m = StepMemory("x", (2, 3, 6, 5), (90, 30, 5, 1), torch.float32, digit=30, unit=5)
+    plan = PiecePlan([], set(), [], {}, 0, waits={m: 0}, buffers=[1024])
+    cpu = torch.device("cpu")
+    return PieceRun(plan, TARGETS["interpreter"], cpu, link=HostLink(cpu)), m
+
+
+def test_rows_of_each_feature_are_copied_to_host_memory_and_back() -> None:
+    run, m = _waiting()
+    assert run.link is not None
+    run.link.enter(run.plan.buffers)
+    whole = torch.randn(180)
+    for first, last in ((0, 2), (2, 5), (5, 6)):
+        part = TensorPart(AxisSpan(first * 5, last * 5))
+        run.parts[m] = run.empty(m, part)
+        rows = whole.view(6, 6, 5)[:, first:last]
+        run.parts[m].view(m, part).view(6, -1, 5).copy_(rows)
+        run.move(m, part, False)
+    found = TensorPart(AxisSpan(5, 25))
+    run.move(m, found, True)
+    made, _ = run.moving[m, True]
+    assert torch.equal(made.tensor.view(6, 4, 5), whole.view(6, 6, 5)[:, 1:5])
+
+
+def test_tensors_that_wait_are_not_captured() -> None:
+    run, _ = _waiting()
+    run.tape.append((PiecePass(0, [], NO_RESULTS), []))
+    with (
+        patch("transconv.graph.pieces.piece_execution.is_capturing", lambda _: True),
+        pytest.raises(Unsupported, match="outside of the graph, or have none wait") as e,
+    ):
+        run({})
+    assert e.value.reason == "within:capture"
+
+
+def test_free_host_memory_is_that_of_the_container(tmp_path: Path) -> None:
+    group = tmp_path / "sys/fs/cgroup"
+    for folder in (tmp_path / "proc", group):
+        folder.mkdir(parents=True)
+    assert free_host_bytes(tmp_path) == 0
+    (tmp_path / "proc/meminfo").write_text("MemTotal: 90 kB\nMemAvailable:  64 kB\n")
+    assert free_host_bytes(tmp_path) == 65536
+    (group / "memory.max").write_text("max\n")
+    (group / "memory.current").write_text("5000\n")
+    assert free_host_bytes(tmp_path) == 65536
+    (group / "memory.max").write_text("9000\n")
+    assert free_host_bytes(tmp_path) == 4000
 
 
 def test_a_bound_that_is_too_small_says_the_least() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from ctypes import memmove
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +16,7 @@ from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from tests.graph.meant import Meant, by_meaning, traced
+from tests.graph.meant import LateLink, Meant, by_meaning, traced
 from tests.graph.networks import Gated
 from transconv.compute import Alone, Compute
 from transconv.conv import Surrounded
@@ -25,7 +24,7 @@ from transconv.errors import Unsupported
 from transconv.graph.backend_options import MemoryBound
 from transconv.graph.pieces.bounded_model import BoundReport, _bytes
 from transconv.graph.pieces.demands import Demand
-from transconv.graph.pieces.piece_execution import HostLink, PieceRun
+from transconv.graph.pieces.piece_execution import PieceRun
 from transconv.graph.pieces.step_graph import Step
 
 Tensor = torch.Tensor
@@ -503,9 +502,7 @@ def predicts(
                     most, predicted, report = taken(model, x, given, over, step)
                     break
                 except Unsupported as error:
-                    assert error.reason == "within:memory"
-                    least = str(error).partition("at least ")[2].split(" are needed")[0]
-                    given, refused = _bytes(least), refused + 1
+                    given, refused = least(error), refused + 1
             assert predicted <= given and (bound < predicted or not refused)
             assert 0.97 * predicted <= most <= predicted
             cut = max(cut, *(p.pieces for plan in report.plans for p in plan.passes))
@@ -537,59 +534,40 @@ def test_memory_of_several_regions_is_what_was_predicted(step: bool, plans: int)
         bound = int(beside + (report.peak - beside) * 0.8)
 
 
-class LateLink(HostLink):
-    """Copies by address, as late as they may be; what they copy has to be there until then. ``log``: what
-    begins and ends when, and what runs."""
-
-    def __init__(self) -> None:
-        super().__init__(torch.device("cpu"))
-        self.late: dict[int, tuple[bool, list[Any]]] = {}
-        self.log: list[Any] = []
-
-    def begin(self, pairs: Any, up: bool) -> int:
-        storages = [[StorageWeakRef(t.untyped_storage()) for t in pair] for pair in pairs]
-        places = [(*(t.data_ptr() for t in pair), pair[0].nbytes) for pair in pairs]
-        self.log.append(number := len(self.log))
-        self.late[number] = up, [*zip(storages, places, strict=True)]
-        return number
-
-    def end(self, copy: Any) -> None:
-        for number in [n for n in self.late if n == copy or copy is None]:
-            for earlier in [
-                n for n in self.late if n <= number and self.late[n][0] == self.late[number][0]
-            ]:
-                for storages, place in self.late.pop(earlier)[1]:
-                    assert not any(s.expired() for s in storages)
-                    memmove(*place)
-        self.log.append(("end", copy))
+def least(error: Unsupported) -> int:
+    """The least bytes that a refusal names."""
+    assert error.reason == "within:memory"
+    return _bytes(str(error).partition("at least ")[2].split(" are needed")[0])
 
 
-WAITING: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str]] = {
-    "rows": (lambda: Gated(CONV, 8, 1, 1), (1, 2, 27, 9), ""),
-    "volume": (lambda: Gated(nn.Conv3d, 8, 1, 2), (1, 2, 13, 5, 4), "d"),
-}
+SOLID = pytest.param(nn.Conv3d, 2, (1, 2, 13, 5, 4), marks=pytest.mark.slow)
 
 
-@pytest.mark.parametrize("name", ["rows", pytest.param("volume", marks=pytest.mark.slow)])
-def test_tensors_that_wait_in_host_memory(name: str) -> None:
-    make, shape, over = WAITING[name]
+@pytest.mark.parametrize(("conv", "count", "shape"), [(CONV, 1, (1, 2, 27, 9)), SOLID])
+def test_tensors_that_wait_in_host_memory(
+    conv: type[nn.Module], count: int, shape: tuple[int, ...]
+) -> None:
     torch.manual_seed(0)
-    model, x = make().eval(), torch.randn(shape)
+    model, x = Gated(conv, 8, 1, count).eval(), torch.randn(shape)
     with torch.no_grad():
         want = model.double()(x.double()).float()
     model.float()
 
-    def least(host: int) -> int:
-        with torch.no_grad(), pytest.raises(Unsupported, match="within:memory") as e:
-            traced(Tupled(model), [x], within=MemoryBound(1, "1", over, host))(x)  # type: ignore[arg-type]
-        return _bytes(str(e.value).partition("at least ")[2].split(" are needed")[0])
+    link, start = LateLink(), PieceRun.start
 
-    link = LateLink()
-    with meaning(), counted(False):
-        whole, _ = pieces(model, x, 1 << 60, over)
-        few = least(1 << 40)
-        print(few, least(0))
-        asked = MemoryBound(few, str(few), over, 1 << 40, {x.device: link})
+    def started(self: PieceRun, one: Any) -> None:
+        link.log.append("run")
+        start(self, one)
+
+    with meaning(), counted(False), patch.object(PieceRun, "start", started):
+        whole, _ = pieces(model, x, 1 << 60)
+        bounds = []
+        for host in (0, 1 << 40):
+            with pytest.raises(Unsupported) as e:
+                traced(Tupled(model), [x], within=MemoryBound(1, "1", "", host))(x)  # type: ignore[arg-type]
+            bounds.append(least(e.value))
+        plain, few = bounds
+        asked = MemoryBound(few, str(few), "", 1 << 40, {x.device: link})
         run = traced(Tupled(model), [x], within=asked)  # type: ignore[arg-type]
         for _ in range(2):
             with LiveBytes() as live:
@@ -597,6 +575,9 @@ def test_tensors_that_wait_in_host_memory(name: str) -> None:
             assert torch.equal(made, whole)
     torch.testing.assert_close(whole, want, rtol=1e-4, atol=1e-5)
     report = BoundReport(asked, tuple(asked.plans.values()))
-    print(report)
+    shown = [
+        n for n in link.log if type(n) is int and "run" not in link.log[n : link.log.index(("end", n))]
+    ]
+    assert len(shown) <= 2 * 2 * sum(p.copies > 0 for p in report.plans[0].passes) < len(link.log) // 4
     assert 0 < sum(b.nbytes for b in link.buffers) == report.pinned
-    assert 0.97 * report.peak <= live.most + report.plans[0].beside <= report.peak <= few < least(0)
+    assert 0.97 * report.peak <= live.most + report.plans[0].beside <= report.peak <= few < plain
