@@ -126,4 +126,4 @@ def test_tensors_that_wait_in_host_memory() -> None:
             del made
     report = run.report()
     assert report.pinned > 0
-    assert most + report.plans[0].beside <= 1.02 * report.peak + (4 << 20)  # torch's allocator rounds
+    assert most + report.plans[0].beside <= 1.03 * report.peak + (1 << 20)  # torch's allocator rounds

@@ -90,8 +90,8 @@ class LateLink(HostLink):
         if copy is None:  # between calls
             assert not self.late
             return
-        up = self.late[copy][0]
-        for number in [n for n in self.late if n <= copy and self.late[n][0] == up]:
+        up = self.late[copy][0] if copy in self.late else None
+        for number in [n for n in self.late if n <= copy and self.late[n][0] is up]:
             for storages, place in self.late.pop(number)[1]:
                 assert not any(s.expired() for s in storages)
                 memmove(*place)
