@@ -171,16 +171,16 @@ class PieceRun:
         """``rooms``: of what is given; returned are those of the results."""
         if not self.tape:
             self.arrange()
+        if self.link is not None and is_capturing(self.device):
+            raise Unsupported(
+                "within:capture",
+                "tensors wait in pinned host memory, which no CUDA graph may hold; call the model "
+                "outside of the graph, or have none wait (host=0)",
+            )
         self.rooms = rooms
-        if self.link is not None:
-            if is_capturing(self.device):
-                raise Unsupported(
-                    "within:capture",
-                    "tensors wait in pinned host memory, which no CUDA graph may hold; call the model "
-                    "outside of the graph, or have none wait (host=0)",
-                )
-            self.link.enter(self.plan.buffers)
         try:
+            if self.link is not None:
+                self.link.enter(self.plan.buffers)
             for p, done in self.tape:
                 for act, launched in done:
                     self.do(act, launched, p)
