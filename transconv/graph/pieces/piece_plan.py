@@ -74,22 +74,39 @@ def planned(steps: Sequence[Step], beside: int, bound: int, host: int = 0) -> Pi
     plan.last = _last(plan)
     if settled(plan).peak <= bound:
         return plan
-    plan = _within(steps, beside, bound, 0, not host)
+    must, known = _must(steps), KnownPasses()
+    level, made = levels(steps, must), dict[StepMemory, int]()
+    for s in steps:
+        for o in s.stored.values():
+            made[o.memory] = max(made.get(o.memory, 0), level[s])
+    later = {o.memory for s in steps for o in s.read.values() if made.get(o.memory, level[s]) < level[s]}
+    goals = bound, bound * 15 // 16, 0
+    plan = _within(steps, beside, bound, goals[: 2 if host else 3], 0, must | later, known)
     if not host or (plan.peak <= bound and plan.us <= AGAIN * plan.once):
         return plan
-    other = _within(steps, beside, bound, host, plan.peak > bound)
-    share = WORTH if plan.peak <= bound else 1.0
-    return min(plan, other, key=lambda p: (max(0, p.peak - bound), p.us * (1.0 if p is other else share)))
+    if plan.peak <= bound:
+        other = _within(steps, beside, bound, goals[:2], host, plan.kept, known)
+        return other if other.peak <= bound and other.us < WORTH * plan.us else plan
+    other = _within(steps, beside, bound, goals, host, must | later, KnownPasses(known.demands))
+    return min(plan, other, key=lambda p: p.peak)
 
 
-def _within(steps: Sequence[Step], beside: int, bound: int, host: int, least: bool) -> PiecePlan:
-    """The same, where some tensors wait if host memory has room. ``least``: where none is within the
-    bound, look for the one that takes least."""
-    found, known, far = list[PiecePlan](), KnownPasses(), False
-    for goal in (bound, bound * 15 // 16, *([0] * least)):
+def _within(
+    steps: Sequence[Step],
+    beside: int,
+    bound: int,
+    goals: Sequence[int],
+    host: int,
+    first: set[StepMemory],
+    known: KnownPasses,
+) -> PiecePlan:
+    """The same, where tensors may wait if ``host`` memory has room; of plans within these ``goals``,
+    looked for from the one on that keeps the ``first`` tensors, one after the other."""
+    found, far = list[PiecePlan](), False
+    for goal in goals:
         if far and goal:
             continue
-        plan = _searched(steps, beside, goal, known, host)
+        plan = _searched(steps, beside, goal, known, host, first)
         far = plan.peak > goal  # its tensors take more in any number of pieces
         found.append(plan := settled(plan))
         for _ in range(0 if far else EXACT):  # the first or the last piece takes more than the middle
@@ -119,17 +136,12 @@ def settled(plan: PiecePlan) -> PiecePlan:
     return plan
 
 
-def _searched(steps: Sequence[Step], beside: int, bound: int, known: KnownPasses, host: int) -> PiecePlan:
+def _searched(
+    steps: Sequence[Step], beside: int, bound: int, known: KnownPasses, host: int, first: set[StepMemory]
+) -> PiecePlan:
     """The best plan found by changes of what is kept, and what waits in host memory, with what a piece in
     the middle takes."""
-    must = _must(steps)
-    level = levels(steps, must)
-    made: dict[StepMemory, int] = {}
-    for s in steps:
-        for o in s.stored.values():
-            made[o.memory] = max(made.get(o.memory, 0), level[s])
-    later = {o.memory for s in steps for o in s.read.values() if made.get(o.memory, level[s]) < level[s]}
-    best = laid_out(steps, must | later, beside, bound, known)
+    must, best = _must(steps), laid_out(steps, first, beside, bound, known)
     for _ in range(TRIED):
         found: tuple[tuple[float, ...], PiecePlan] | None = None
         others = _others(best, must) if best.exceeds(bound)[0] else _exchanged(best, must)
