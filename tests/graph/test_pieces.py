@@ -74,10 +74,12 @@ def pieces(f: nn.Module, x: Tensor, bound: int, over: str = "") -> tuple[Tensor,
     return made, BoundReport(asked, tuple(asked.plans.values()))
 
 
-def trained(f: nn.Module, x: Tensor, bound: int, over: str = "") -> tuple[list[Tensor], BoundReport]:
+def trained(
+    f: nn.Module, x: Tensor, bound: int, over: str = "", host: int = 0
+) -> tuple[list[Tensor], BoundReport]:
     """The result of a training step within a bound, the gradients of the input and of the parameters, and
-    the report."""
-    asked = MemoryBound(bound, str(bound), over)
+    the report. ``host``: bytes in which tensors may wait, and are copied late."""
+    asked = MemoryBound(bound, str(bound), over, host, {x.device: LateLink()})
     x = x.detach().clone().requires_grad_()
     (made,) = traced(Tupled(f), [x], within=asked)(x)  # type: ignore[arg-type]
     return stepped(f, x, made), BoundReport(asked, tuple(asked.plans.values()))
@@ -581,3 +583,17 @@ def test_tensors_that_wait_in_host_memory(
     assert len(shown) <= 2 * 2 * sum(p.copies > 0 for p in report.plans[0].passes) < len(link.log) // 4
     assert 0 < sum(b.nbytes for b in link.buffers) == report.pinned
     assert 0.97 * report.peak <= live.most + report.plans[0].beside <= report.peak <= few < plain
+
+
+@pytest.mark.slow
+def test_a_training_step_whose_tensors_wait_is_that_of_the_whole() -> None:
+    torch.manual_seed(0)
+    model, x = Gated(CONV, 8, 1, 1), torch.randn(1, 2, 27, 9)
+    with meaning(), patch.object(Demand, "aside", lambda *_: 0):
+        whole, one = trained(model, x, 1 << 60)
+        last = one.plans[-1]
+        bound = int(last.beside + (last.peak - last.beside) * 0.6)
+        with pytest.raises(Unsupported, match="is too small: at least"):
+            trained(model, x, bound)
+        made, report = trained(model, x, bound, host=1 << 40)
+    assert all(map(torch.equal, made, whole)) and report.plans[-1].waits
