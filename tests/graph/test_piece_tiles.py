@@ -242,6 +242,14 @@ def test_tensors_that_wait_are_not_captured() -> None:
     assert e.value.reason == "within:capture"
 
 
+def test_host_memory_that_cannot_be_had_names_the_cure() -> None:
+    link = HostLink(torch.device("cpu"))
+    link.sides = [None]  # pinned memory, which torch has for accelerators alone
+    with pytest.raises(Unsupported, match=r"64 bytes of pinned host memory .* \(host=0\)") as e:
+        link.enter([64])
+    assert e.value.reason == "within:host"
+
+
 def test_free_host_memory_is_that_of_the_container(tmp_path: Path) -> None:
     group = tmp_path / "sys/fs/cgroup"
     for folder in (tmp_path / "proc", group):

@@ -76,15 +76,25 @@ class HostLink:
         self.left: Any = None
 
     def enter(self, sizes: Sequence[int]) -> None:
-        """Before a call: buffers of so many bytes, whose copies of the call before have ended."""
+        """Before a call: buffers of so many bytes, whose copies of the call before have ended. Raises
+        Unsupported where they cannot be had."""
+        self.buffers += [torch.empty(0)] * (len(sizes) - len(self.buffers))
         for number, size in enumerate(sizes):
-            if number == len(self.buffers):
-                self.buffers.append(torch.empty(0))
             if self.buffers[number].nbytes < size:
-                with torch.inference_mode(False):
-                    made = torch.empty(size, dtype=torch.uint8, pin_memory=bool(self.sides))
-                self.buffers[number] = made
+                self.buffers[number] = self.made(size)
         self.end(self.left)
+
+    def made(self, size: int) -> Tensor:
+        """A buffer, which calls with and without gradients write to."""
+        try:
+            with torch.inference_mode(False):
+                return torch.empty(size, dtype=torch.uint8, pin_memory=bool(self.sides))
+        except RuntimeError as error:
+            raise Unsupported(
+                "within:host",
+                f"{size} bytes of pinned host memory cannot be had ({str(error).splitlines()[0]}); bound "
+                "it by host=, or have no tensors wait there (host=0)",
+            ) from error
 
     def room(self, number: int, memory: StepMemory) -> PartMemory:
         """The beginning of a buffer, as a tensor."""
