@@ -6,9 +6,10 @@
 A row has the time of a call, or of a training step (``unet3d_step_128``), and the most memory that was
 allocated during it, weights and input included: of the whole by torch.compile's backend, of one piece
 without a bound, and within the bound; in how much pinned host memory tensors wait there (``--host``: at
-most); whether these have the same bits; and what diffusers' tiled decode of its own class takes, where
-it is installed, with its largest difference from diffusers' whole decode. A side that does not fit the
-device has the reason. Rows are in ``<gpu>_within.csv``; a repeated run measures what is missing. On a CPU
+most), and the rate of copies to and from it, where some do; whether these have the same bits; and what
+diffusers' tiled decode of its own class takes, where it is installed, with its largest difference from
+diffusers' whole decode. A side that does not fit the device has the reason. Rows are in
+``<gpu>_within.csv``; a repeated run measures what is missing. On a CPU
 (``--quick``) kernels are interpreted: only whether it runs is worth something there.
 """
 
@@ -48,6 +49,7 @@ COLUMNS = (
     "within_mb",
     "estimated_mb",
     "host_mb",
+    "link_gbs",
     "passes",
     "pieces",
     "first_s",
@@ -192,6 +194,8 @@ def measured(case: BoundCase, options: argparse.Namespace, name: str) -> Row:
             "pieces": sum(p.pieces for p in passes),
             "first_s": round(time.monotonic() - began, 1),
         }
+        if report.pinned and x.is_cuda:
+            row["link_gbs"] = f"{link_gbs(x.device):.3g}"
         if options.report:
             print(report, flush=True)
         if piece is not None:
@@ -259,6 +263,19 @@ def timed(run: Callable[..., Any], x: Tensor) -> tuple[Any, float, float]:
         best = min(best, waited(x) - began)
     peak = torch.cuda.max_memory_allocated() / 1e6 if x.is_cuda else 0.0
     return made, best * 1e3, peak
+
+
+def link_gbs(device: torch.device) -> float:
+    """The rate of copies of 1 GiB between the device and pinned host memory, of the slower direction, in
+    GB/s."""
+    here = torch.empty(1 << 30, dtype=torch.uint8, device=device)
+    there, best = torch.empty(1 << 30, dtype=torch.uint8, pin_memory=True), [float("inf")] * 2
+    for _ in range(REPEATS):
+        for way, (into, given) in enumerate(((here, there), (there, here))):
+            began = waited(here)
+            into.copy_(given, non_blocking=True)
+            best[way] = min(best[way], waited(here) - began)
+    return here.nbytes / max(best) / 1e9
 
 
 def waited(x: Tensor) -> float:
