@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import transconv
-from tests.graph.test_pieces import compared, trains
+from tests.graph.test_pieces import compared, pieces, trains
 from transconv.compute import Alone, AxisSpan, execute, parse
 from transconv.errors import Unsupported
 from transconv.graph.pieces.demands import Demand
@@ -130,8 +130,8 @@ def test_rows_that_a_tile_covers_have_no_turns(length: int, turns: bool) -> None
 )
 def test_statistics_of_pieces_are_those_of_the_whole(h: int, w: int, columns: int) -> None:
     whole, given = _run(h, w, 1)
-    for pieces in (2, 5):
-        made, _ = _run(h, w, pieces, columns)
+    for count in (2, 5):
+        made, _ = _run(h, w, count, columns)
         assert all(map(torch.equal, made, whole))
     text = STATISTICS.format(h=h, w=w, a=3 * h * w, b=3 * w, c=8 * h * w, d=8 * w)
     shapes = {"X0": (h, w, 3), "X1": (8, 3, 3, 3), "X2": (8,)}
@@ -158,6 +158,21 @@ def test_a_norm_over_pieces_is_that_of_the_whole() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), Normed(4), nn.Conv2d(4, 2, 1))
     compared(model, torch.randn(1, 2, 23, 4), 0.7)
+
+
+@pytest.mark.slow
+def test_a_norm_whose_input_waits_is_that_of_the_whole() -> None:
+    torch.manual_seed(0)
+    first, last = nn.Conv2d(2, 8, 3, padding=1), nn.Conv2d(8, 2, 3, padding=1)
+    model, x = nn.Sequential(first, Normed(8), Normed(8), last), torch.randn(1, 2, 23, 8)
+    with patch.object(Demand, "aside", lambda *_: 0):
+        whole, one = pieces(model, x, 1 << 60, "h")
+        beside = one.plans[0].beside
+        bound = int(beside + (one.peak - beside) * 0.3)
+        with pytest.raises(Unsupported, match="is too small: at least"):
+            pieces(model, x, bound, "h")
+        made, report = pieces(model, x, bound, "h", 1 << 40)
+    assert torch.equal(made, whole) and report.pinned and report.peak <= bound
 
 
 @pytest.mark.slow

@@ -66,9 +66,11 @@ def meaning() -> Iterator[None]:
         yield
 
 
-def pieces(f: nn.Module, x: Tensor, bound: int, over: str = "") -> tuple[Tensor, BoundReport]:
-    """The result of a model within a bound, and the report."""
-    asked = MemoryBound(bound, str(bound), over)
+def pieces(
+    f: nn.Module, x: Tensor, bound: int, over: str = "", host: int = 0
+) -> tuple[Tensor, BoundReport]:
+    """The result of a model within a bound, and the report. ``host``: as ``trained`` has it."""
+    asked = MemoryBound(bound, str(bound), over, host, {x.device: LateLink()})
     with torch.no_grad():
         (made,) = traced(Tupled(f), [x], within=asked)(x)  # type: ignore[arg-type]
     return made, BoundReport(asked, tuple(asked.plans.values()))
@@ -554,7 +556,6 @@ def test_tensors_that_wait_in_host_memory(
     with torch.no_grad():
         want = model.double()(x.double()).float()
     model.float()
-
     link, start = LateLink(), PieceRun.start
 
     def started(self: PieceRun, one: Any) -> None:
@@ -566,7 +567,7 @@ def test_tensors_that_wait_in_host_memory(
         bounds = []
         for host in (0, 1 << 40):
             with pytest.raises(Unsupported) as e:
-                traced(Tupled(model), [x], within=MemoryBound(1, "1", "", host))(x)  # type: ignore[arg-type]
+                pieces(model, x, 1, "", host)
             bounds.append(least(e.value))
         plain, few = bounds
         asked = MemoryBound(few, str(few), "", 1 << 40, {x.device: link})
