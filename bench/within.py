@@ -5,10 +5,11 @@
 
 A row has the time of a call, or of a training step (``unet3d_step_128``), and the most memory that was
 allocated during it, weights and input included: of the whole by torch.compile's backend, of one piece
-without a bound, and within the bound;
-whether these have the same bits; and what diffusers' tiled decode of its own class takes, where it is
-installed, with its largest difference from diffusers' whole decode. A side that does not fit the device
-has the reason. Rows are in ``<gpu>_within.csv``; a repeated run measures what is missing. On a CPU
+without a bound, and within the bound; in how much pinned host memory tensors wait there (``--host``: at
+most), and the rate of copies to and from it, where some do; whether these have the same bits; and what
+diffusers' tiled decode of its own class takes, where it is installed, with its largest difference from
+diffusers' whole decode. A side that does not fit the device has the reason. Rows are in
+``<gpu>_within.csv``; a repeated run measures what is missing. On a CPU
 (``--quick``) kernels are interpreted: only whether it runs is worth something there.
 """
 
@@ -47,6 +48,8 @@ COLUMNS = (
     "within_ms",
     "within_mb",
     "estimated_mb",
+    "host_mb",
+    "link_gbs",
     "passes",
     "pieces",
     "first_s",
@@ -124,6 +127,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--models", type=lambda text: text.split(","), default=[], help=f"of {', '.join((*CASES, *QUICK))}"
     )
     parser.add_argument("--memory", default=MEMORY, help=f"the bound (default: {MEMORY})")
+    parser.add_argument(
+        "--host", help="pinned host memory at most, 0 for none (default: half of what is free)"
+    )
     parser.add_argument("--dtype", default="bfloat16", help="torch's name (default: bfloat16)")
     parser.add_argument("--limit", type=float, default=540, help="seconds; then no new row begins")
     parser.add_argument("--report", action="store_true", help="print the passes of each row")
@@ -173,7 +179,7 @@ def measured(case: BoundCase, options: argparse.Namespace, name: str) -> Row:
     bounded: list[BoundedModel] = []
 
     def within() -> Callable[..., Any]:
-        bounded.append(transconv.within(model, options.memory))
+        bounded.append(transconv.within(model, options.memory, host=options.host))
         return called(bounded[0])
 
     began = time.monotonic()
@@ -183,10 +189,13 @@ def measured(case: BoundCase, options: argparse.Namespace, name: str) -> Row:
         passes = [p for plan in report.plans for p in plan.passes]
         row |= {
             "estimated_mb": round(report.peak / 1e6, 1),
+            "host_mb": round(report.pinned / 1e6, 1),
             "passes": len(passes),
             "pieces": sum(p.pieces for p in passes),
             "first_s": round(time.monotonic() - began, 1),
         }
+        if report.pinned and x.is_cuda:
+            row["link_gbs"] = f"{link_gbs(x.device):.3g}"
         if options.report:
             print(report, flush=True)
         if piece is not None:
@@ -254,6 +263,19 @@ def timed(run: Callable[..., Any], x: Tensor) -> tuple[Any, float, float]:
         best = min(best, waited(x) - began)
     peak = torch.cuda.max_memory_allocated() / 1e6 if x.is_cuda else 0.0
     return made, best * 1e3, peak
+
+
+def link_gbs(device: torch.device) -> float:
+    """The rate of copies of 1 GiB between the device and pinned host memory, of the slower direction, in
+    GB/s."""
+    here = torch.empty(1 << 30, dtype=torch.uint8, device=device)
+    there, best = torch.empty(1 << 30, dtype=torch.uint8, pin_memory=True), [float("inf")] * 2
+    for _ in range(REPEATS):
+        for way, (into, given) in enumerate(((here, there), (there, here))):
+            began = waited(here)
+            into.copy_(given, non_blocking=True)
+            best[way] = min(best[way], waited(here) - began)
+    return here.nbytes / max(best) / 1e9
 
 
 def waited(x: Tensor) -> float:

@@ -1,5 +1,5 @@
 """On a GPU: pieces of a stream have the bits of its whole, and are torch's; a step of a depthwise
-convolution runs in a CUDA graph."""
+convolution runs in a CUDA graph; tensors wait in host memory, copied beside kernels."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import torch.nn.functional as F
 
 import transconv
 from bench.streaming import decoder, video
+from tests.graph.networks import Gated
+from tests.graph.test_pieces import least
 from transconv.functional import causal_conv1d_fn, causal_conv1d_update
 
 pytestmark = pytest.mark.gpu
@@ -96,3 +98,32 @@ def test_gradients(last: bool) -> None:
     ):
         torch.testing.assert_close(a.double(), e, rtol=1e-4, atol=1e-3)
     assert "causal_conv1d_fn_gradient" in str(transconv.stats(reset=True))
+
+
+def test_tensors_that_wait_in_host_memory() -> None:
+    torch.manual_seed(0)
+    model = Gated(torch.nn.Conv2d, 32, 2, 2).cuda().bfloat16()
+    x = torch.randn(1, 2, 1021, 1024, device="cuda").bfloat16().to(memory_format=torch.channels_last)
+
+    bounds = []
+    for host in (0, 1 << 36):
+        with torch.no_grad(), pytest.raises(transconv.errors.Unsupported) as e:
+            transconv.within(model, 1, "h", host)(x)
+        bounds.append(least(e.value))
+    bound = sum(bounds) // 2  # less than without
+    run, side = transconv.within(model, bound, "h", 1 << 36), torch.cuda.Stream()
+    with torch.no_grad():
+        whole = transconv.within(model, None, "h")(x)
+        for trial in range(6):
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+            with torch.cuda.stream(side if trial % 2 else torch.cuda.default_stream()):
+                made = run(x)  # the next one begins while copies of this one are on their way
+            most = torch.cuda.max_memory_allocated() - before
+            if trial % 2:
+                torch.cuda.current_stream().wait_stream(side)
+            assert torch.equal(made, whole), trial
+            del made
+    report = run.report()
+    assert report.pinned > 0
+    assert most + report.plans[0].beside <= 1.03 * report.peak + (1 << 20)  # torch's allocator rounds

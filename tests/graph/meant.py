@@ -1,9 +1,11 @@
-"""Graphs compared with torch: each launch is computed in NumPy from the text of its computation."""
+"""Graphs compared with torch: each launch is computed in NumPy from the text of its computation, and
+copies to and from host memory are as late as they may be."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from ctypes import memmove
 from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
@@ -11,10 +13,12 @@ from unittest.mock import patch
 import numpy as np
 import torch
 from torch import fx
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from transconv.compute import Alone, Workload, execute, kernels, why_not_lowered
 from transconv.functional.calls.compiled_launch import program
 from transconv.graph import backend
+from transconv.graph.pieces.piece_execution import HostLink
 from transconv.graph.regions import region_calls
 
 Tensor = torch.Tensor
@@ -64,6 +68,34 @@ class Meant:
         made = execute(found.compute, given, before=before)  # other texts store the other parts
         for name, into in zip(found.stored, views[count:], strict=True):
             into.detach().copy_(torch.from_numpy(np.array(made[name].value, order="C")))
+
+
+class LateLink(HostLink):
+    """Copies by address, as late as they may be; what they copy has to be there until then. ``log``: the
+    numbers of those that begin, ends, and what else is noted."""
+
+    def __init__(self) -> None:
+        super().__init__(torch.device("cpu"))
+        self.late: dict[int, tuple[bool, list[Any]]] = {}
+        self.log: list[Any] = []
+
+    def begin(self, pairs: Sequence[tuple[Tensor, Tensor]], up: bool) -> int:
+        storages = [[StorageWeakRef(t.untyped_storage()) for t in pair] for pair in pairs]
+        places = [(*(t.data_ptr() for t in pair), pair[0].nbytes) for pair in pairs]
+        self.log.append(number := len(self.log))
+        self.late[number] = up, [*zip(storages, places, strict=True)]
+        return number
+
+    def end(self, copy: int | None) -> None:
+        if copy is None:  # between calls
+            assert not self.late
+            return
+        up = self.late[copy][0] if copy in self.late else None
+        for number in [n for n in self.late if n <= copy and self.late[n][0] is up]:
+            for storages, place in self.late.pop(number)[1]:
+                assert not any(s.expired() for s in storages)
+                memmove(*place)
+        self.log.append(("end", copy))
 
 
 @contextmanager

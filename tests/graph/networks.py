@@ -94,3 +94,23 @@ class UNet(nn.Module):
         y = F.interpolate(F.silu(self.down(x)), scale_factor=2.0, mode="nearest")
         z: Tensor = self.up(torch.cat([y, x], 1))
         return z
+
+
+class Gated(nn.Module):
+    """Convolutions in blocks, whose results have a gate: their mean over the image."""
+
+    def __init__(self, conv: type[nn.Module], wide: int, deep: int, count: int) -> None:
+        super().__init__()
+        self.first = conv(2, wide, 3, padding=1)
+        blocks = [[nn.SiLU(), conv(wide, wide, 3, padding=1)] * deep for _ in range(count)]
+        self.blocks = nn.ModuleList(nn.Sequential(*block) for block in blocks)
+        self.last = conv(wide, 2, 3, padding=1)
+        self.image = [*range(2, self.first.weight.dim())]
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.first(x)
+        for block in self.blocks:
+            z = block(y)
+            y = y + z * torch.sigmoid(z.mean(self.image, keepdim=True))
+        made: Tensor = self.last(y)
+        return made

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from unittest.mock import patch
 
 import numpy as np
@@ -10,13 +11,15 @@ import pytest
 import torch
 
 import transconv
-from tests.graph.test_pieces import compared, trains
-from transconv.compute import Alone, execute, parse
+from tests.graph.test_pieces import compared, pieces, trains
+from transconv.compute import Alone, AxisSpan, execute, parse
 from transconv.errors import Unsupported
 from transconv.graph.pieces.demands import Demand
-from transconv.graph.pieces.piece_execution import PartMemory, PieceRun
-from transconv.graph.pieces.piece_plan import PiecePlan, planned
-from transconv.graph.pieces.step_graph import Operand, StepMemory, crossed, steps_of
+from transconv.graph.pieces.piece_execution import HostLink, PartMemory, PieceRun
+from transconv.graph.pieces.piece_passes import NO_RESULTS, PiecePass, PiecePlan
+from transconv.graph.pieces.piece_plan import planned
+from transconv.graph.pieces.region_pieces import free_host_bytes
+from transconv.graph.pieces.step_graph import Operand, StepMemory, TensorPart, crossed, steps_of
 from transconv.schedule import Schedule, why_not
 from transconv.target import TARGETS, Target
 
@@ -127,8 +130,8 @@ def test_rows_that_a_tile_covers_have_no_turns(length: int, turns: bool) -> None
 )
 def test_statistics_of_pieces_are_those_of_the_whole(h: int, w: int, columns: int) -> None:
     whole, given = _run(h, w, 1)
-    for pieces in (2, 5):
-        made, _ = _run(h, w, pieces, columns)
+    for count in (2, 5):
+        made, _ = _run(h, w, count, columns)
         assert all(map(torch.equal, made, whole))
     text = STATISTICS.format(h=h, w=w, a=3 * h * w, b=3 * w, c=8 * h * w, d=8 * w)
     shapes = {"X0": (h, w, 3), "X1": (8, 3, 3, 3), "X2": (8,)}
@@ -155,6 +158,21 @@ def test_a_norm_over_pieces_is_that_of_the_whole() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), Normed(4), nn.Conv2d(4, 2, 1))
     compared(model, torch.randn(1, 2, 23, 4), 0.7)
+
+
+@pytest.mark.slow
+def test_a_norm_whose_input_waits_is_that_of_the_whole() -> None:
+    torch.manual_seed(0)
+    first, last = nn.Conv2d(2, 8, 3, padding=1), nn.Conv2d(8, 2, 3, padding=1)
+    model, x = nn.Sequential(first, Normed(8), Normed(8), last), torch.randn(1, 2, 23, 8)
+    with patch.object(Demand, "aside", lambda *_: 0):
+        whole, one = pieces(model, x, 1 << 60, "h")
+        beside = one.plans[0].beside
+        bound = int(beside + (one.peak - beside) * 0.3)
+        with pytest.raises(Unsupported, match="is too small: at least"):
+            pieces(model, x, bound, "h")
+        made, report = pieces(model, x, bound, "h", 1 << 40)
+    assert torch.equal(made, whole) and report.pinned and report.peak <= bound
 
 
 @pytest.mark.slow
@@ -203,6 +221,64 @@ def test_one_call_has_gradients() -> None:
     assert len(run.report().plans) == 2 and run.report().peak <= 40_000
 
 
+def _waiting() -> tuple[PieceRun, StepMemory]:
+    """A tensor in the order of features, rows, columns, which waits in host memory, and what moves it."""
+    m = StepMemory("x", (2, 3, 6, 5), (90, 30, 5, 1), torch.float32, digit=30, unit=5)
+    plan = PiecePlan([], set(), [], {}, 0, waits={m: 0}, buffers=[1024])
+    cpu = torch.device("cpu")
+    return PieceRun(plan, TARGETS["interpreter"], cpu, link=HostLink(cpu)), m
+
+
+def test_rows_of_each_feature_are_copied_to_host_memory_and_back() -> None:
+    run, m = _waiting()
+    assert run.link is not None
+    run.link.enter(run.plan.buffers)
+    whole = torch.randn(180)
+    for first, last in ((0, 2), (2, 5), (5, 6)):
+        part = TensorPart(AxisSpan(first * 5, last * 5))
+        run.parts[m] = run.empty(m, part)
+        rows = whole.view(6, 6, 5)[:, first:last]
+        run.parts[m].view(m, part).view(6, -1, 5).copy_(rows)
+        run.move(m, part, False)
+    found = TensorPart(AxisSpan(5, 25))
+    run.move(m, found, True)
+    made, _ = run.moving[m, True]
+    assert torch.equal(made.tensor.view(6, 4, 5), whole.view(6, 6, 5)[:, 1:5])
+
+
+def test_tensors_that_wait_are_not_captured() -> None:
+    run, _ = _waiting()
+    run.tape.append((PiecePass(0, [], NO_RESULTS), []))
+    with (
+        patch("transconv.graph.pieces.piece_execution.is_capturing", lambda _: True),
+        pytest.raises(Unsupported, match="outside of the graph, or have none wait") as e,
+    ):
+        run({})
+    assert e.value.reason == "within:capture"
+
+
+def test_host_memory_that_cannot_be_had_names_the_cure() -> None:
+    link = HostLink(torch.device("cpu"))
+    link.sides = [None]  # pinned memory, which torch has for accelerators alone
+    with pytest.raises(Unsupported, match=r"64 bytes of pinned host memory .* \(host=0\)") as e:
+        link.enter([64])
+    assert e.value.reason == "within:host"
+
+
+def test_free_host_memory_is_that_of_the_container(tmp_path: Path) -> None:
+    group = tmp_path / "sys/fs/cgroup"
+    for folder in (tmp_path / "proc", group):
+        folder.mkdir(parents=True)
+    assert free_host_bytes(tmp_path) == 0
+    (tmp_path / "proc/meminfo").write_text("MemTotal: 90 kB\nMemAvailable:  64 kB\n")
+    assert free_host_bytes(tmp_path) == 65536
+    (group / "memory.max").write_text("max\n")
+    (group / "memory.current").write_text("5000\n")
+    assert free_host_bytes(tmp_path) == 65536
+    (group / "memory.max").write_text("9000\n")
+    assert free_host_bytes(tmp_path) == 4000
+
+
 def test_a_bound_that_is_too_small_says_the_least() -> None:
     run = transconv.within(nn.Conv2d(2, 4, 3), 100)
     with (
@@ -216,6 +292,8 @@ def test_a_bound_that_is_too_small_says_the_least() -> None:
 def test_arguments_that_are_refused() -> None:
     with pytest.raises(ValueError, match="memory='8 apples'; expected bytes, a text such as \"8 GB\""):
         transconv.within(nn.Identity(), "8 apples")
+    with pytest.raises(ValueError, match="host='-1'; expected bytes"):
+        transconv.within(nn.Identity(), host="-1")
     with pytest.raises(ValueError, match="over='c'; expected one of n, d, h, w"):
         transconv.within(nn.Identity(), over="c")
     with pytest.raises(TypeError, match="expected a module or a function, got int"):

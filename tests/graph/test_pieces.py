@@ -16,7 +16,8 @@ from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from tests.graph.meant import Meant, by_meaning, traced
+from tests.graph.meant import LateLink, Meant, by_meaning, traced
+from tests.graph.networks import Gated
 from transconv.compute import Alone, Compute
 from transconv.conv import Surrounded
 from transconv.errors import Unsupported
@@ -65,18 +66,22 @@ def meaning() -> Iterator[None]:
         yield
 
 
-def pieces(f: nn.Module, x: Tensor, bound: int, over: str = "") -> tuple[Tensor, BoundReport]:
-    """The result of a model within a bound, and the report."""
-    asked = MemoryBound(bound, str(bound), over)
+def pieces(
+    f: nn.Module, x: Tensor, bound: int, over: str = "", host: int = 0
+) -> tuple[Tensor, BoundReport]:
+    """The result of a model within a bound, and the report. ``host``: as ``trained`` has it."""
+    asked = MemoryBound(bound, str(bound), over, host, {x.device: LateLink()})
     with torch.no_grad():
         (made,) = traced(Tupled(f), [x], within=asked)(x)  # type: ignore[arg-type]
     return made, BoundReport(asked, tuple(asked.plans.values()))
 
 
-def trained(f: nn.Module, x: Tensor, bound: int, over: str = "") -> tuple[list[Tensor], BoundReport]:
+def trained(
+    f: nn.Module, x: Tensor, bound: int, over: str = "", host: int = 0
+) -> tuple[list[Tensor], BoundReport]:
     """The result of a training step within a bound, the gradients of the input and of the parameters, and
-    the report."""
-    asked = MemoryBound(bound, str(bound), over)
+    the report. ``host``: bytes in which tensors may wait, and are copied late."""
+    asked = MemoryBound(bound, str(bound), over, host, {x.device: LateLink()})
     x = x.detach().clone().requires_grad_()
     (made,) = traced(Tupled(f), [x], within=asked)(x)  # type: ignore[arg-type]
     return stepped(f, x, made), BoundReport(asked, tuple(asked.plans.values()))
@@ -501,9 +506,7 @@ def predicts(
                     most, predicted, report = taken(model, x, given, over, step)
                     break
                 except Unsupported as error:
-                    assert error.reason == "within:memory"
-                    least = str(error).partition("at least ")[2].split(" are needed")[0]
-                    given, refused = _bytes(least), refused + 1
+                    given, refused = least(error), refused + 1
             assert predicted <= given and (bound < predicted or not refused)
             assert 0.97 * predicted <= most <= predicted
             cut = max(cut, *(p.pieces for plan in report.plans for p in plan.passes))
@@ -533,3 +536,65 @@ def test_memory_of_several_regions_is_what_was_predicted(step: bool, plans: int)
         assert len(report.plans) == plans
         assert 0.97 * report.peak <= live.most + beside <= report.peak <= bound
         bound = int(beside + (report.peak - beside) * 0.8)
+
+
+def least(error: Unsupported) -> int:
+    """The least bytes that a refusal names."""
+    assert error.reason == "within:memory"
+    return _bytes(str(error).partition("at least ")[2].split(" are needed")[0])
+
+
+SOLID = pytest.param(nn.Conv3d, 2, (1, 2, 13, 5, 4), marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("conv", "count", "shape"), [(CONV, 1, (1, 2, 27, 9)), SOLID])
+def test_tensors_that_wait_in_host_memory(
+    conv: type[nn.Module], count: int, shape: tuple[int, ...]
+) -> None:
+    torch.manual_seed(0)
+    model, x = Gated(conv, 8, 1, count).eval(), torch.randn(shape)
+    with torch.no_grad():
+        want = model.double()(x.double()).float()
+    model.float()
+    link, start = LateLink(), PieceRun.start
+
+    def started(self: PieceRun, one: Any) -> None:
+        link.log.append("run")
+        start(self, one)
+
+    with meaning(), counted(False), patch.object(PieceRun, "start", started):
+        whole, _ = pieces(model, x, 1 << 60)
+        bounds = []
+        for host in (0, 1 << 40):
+            with pytest.raises(Unsupported) as e:
+                pieces(model, x, 1, "", host)
+            bounds.append(least(e.value))
+        plain, few = bounds
+        asked = MemoryBound(few, str(few), "", 1 << 40, {x.device: link})
+        run = traced(Tupled(model), [x], within=asked)  # type: ignore[arg-type]
+        for _ in range(2):
+            with LiveBytes() as live:
+                (made,) = run(x)
+            assert torch.equal(made, whole)
+    torch.testing.assert_close(whole, want, rtol=1e-4, atol=1e-5)
+    report = BoundReport(asked, tuple(asked.plans.values()))
+    shown = [
+        n for n in link.log if type(n) is int and "run" not in link.log[n : link.log.index(("end", n))]
+    ]
+    assert len(shown) <= 2 * 2 * sum(p.copies > 0 for p in report.plans[0].passes) < len(link.log) // 4
+    assert 0 < sum(b.nbytes for b in link.buffers) == report.pinned
+    assert 0.97 * report.peak <= live.most + report.plans[0].beside <= report.peak <= few < plain
+
+
+@pytest.mark.slow
+def test_a_training_step_whose_tensors_wait_is_that_of_the_whole() -> None:
+    torch.manual_seed(0)
+    model, x = Gated(CONV, 8, 1, 1), torch.randn(1, 2, 27, 9)
+    with meaning(), patch.object(Demand, "aside", lambda *_: 0):
+        whole, one = trained(model, x, 1 << 60)
+        last = one.plans[-1]
+        bound = int(last.beside + (last.peak - last.beside) * 0.6)
+        with pytest.raises(Unsupported, match="is too small: at least"):
+            trained(model, x, bound)
+        made, report = trained(model, x, bound, host=1 << 40)
+    assert all(map(torch.equal, made, whole)) and report.plans[-1].waits

@@ -27,11 +27,14 @@ class MemoryBound:
     """A bound of a graph's memory: ``bytes``, as the caller ``told`` it; ``over``: the axis of images
     along which pieces are cut, ``n``, ``d``, ``h`` or ``w``; empty: the outermost one of several
     positions, or another one that takes less. ``plans``: what was found for regions, by these; ``made``:
-    references to what those of forward graphs returned."""
+    references to what those of forward graphs returned; ``host``: bytes of pinned host memory in which
+    tensors may wait, None: half of what is free; ``links``: what copies to it, by device."""
 
     bytes: int
     told: str
     over: str = ""
+    host: int | None = 0
+    links: dict[Any, Any] = field(default_factory=dict, compare=False)
     plans: dict[int, Any] = field(default_factory=dict, compare=False)
     made: dict[int, Any] = field(default_factory=dict, compare=False)
 

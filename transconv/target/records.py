@@ -146,6 +146,7 @@ class Target:
     ``l2_gbs``: what boxes bring from the L2 cache to one multiprocessor while all fetch, in GB/s.
     ``lane_regs``: 32-bit registers of a lane where operands on their way to the matrix unit take some; 0
     where shared memory holds them. Tiles that are estimated to need more are proposed last.
+    ``link_gbs``: what copies to and from pinned host memory bring each way, in GB/s; nowhere measured.
     ``without``: element types that its kernels cannot have. ``since``: the oldest release of Triton whose
     kernels may run on it, empty for any.
     """
@@ -167,6 +168,7 @@ class Target:
     rates: Rates = SM90
     l2_gbs: float = L2_GBS
     lane_regs: int = 0
+    link_gbs: float = 25.0
     without: frozenset[DType] = frozenset()
     since: tuple[int, ...] = ()
 
@@ -288,6 +290,7 @@ def _cuda(
         frozenset({"mma", "async_copy", *features}),
         frozenset({f16, bf16, f32, i8, *(F8 if arch >= 89 else ()), *dtypes}),
         ANY_F32,
+        link_gbs=50.0 if arch >= 90 else 25.0,  # assumed: PCI Express 5.0 and 4.0 carry 63 and 31.5
         since=since,
     )
 

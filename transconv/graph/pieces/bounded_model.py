@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 import torch
 from torch import nn
 
 from transconv.graph.backend_options import MemoryBound
-from transconv.graph.pieces.piece_plan import PiecePlan
+from transconv.graph.pieces.piece_passes import PiecePlan
 from transconv.support import Unsupported
 
 AXES = ("n", "d", "h", "w")
@@ -21,7 +22,10 @@ UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12} | {
 
 
 def within(
-    model: Callable[..., Any], memory: str | int | None = "8 GB", over: str | None = None
+    model: Callable[..., Any],
+    memory: str | int | None = "8 GB",
+    over: str | None = None,
+    host: str | int | None = None,
 ) -> BoundedModel:
     """The model, executed in pieces such that what is there at once, weights included, stays within
     ``memory``: bytes, or a text such as ``"8 GB"`` or ``"512 MiB"``; None: without a bound, in one piece.
@@ -35,29 +39,35 @@ def within(
     a backward pass computes the forward pass again, in pieces. For inference call it within
     ``torch.no_grad()``.
 
+    ``host``: the pinned host memory, as ``memory``, in which tensors may wait between passes, where the
+    bound cannot be met without, or where that is estimated to take less time; 0: none; default: half of
+    what is free there at the first call.
+
     The first call of each shape finds the pieces. It raises Unsupported where no number of pieces stays
     within the bound, with the least that would do. ``report()`` tells what was found.
 
-    ValueError for a memory or an axis that is neither of these; TypeError for a model that is not
+    ValueError for a memory, a host or an axis that is neither of these; TypeError for a model that is not
     callable."""
     if not callable(model):
         raise TypeError(f"model: expected a module or a function, got {type(model).__name__}")
     if over is not None and over not in AXES:
         raise ValueError(f"over={over!r}; expected one of {', '.join(AXES)}, or None")
-    bound = MemoryBound(_bytes(memory), str(memory), over or "")
+    room = None if host is None else _bytes(host, "host", 0)
+    bound = MemoryBound(_bytes(memory), str(memory), over or "", room)
     return BoundedModel(getattr(model, "_orig_mod", model), bound)
 
 
-def _bytes(memory: str | int | None) -> int:
-    """Bytes of a text. Raises ValueError."""
+def _bytes(memory: str | int | None, name: str = "memory", least: int = 1) -> int:
+    """Bytes of a text, at least so many. Raises ValueError."""
     if memory is None:
         return 1 << 62
-    if isinstance(memory, int) and not isinstance(memory, bool) and memory > 0:
+    if isinstance(memory, int) and not isinstance(memory, bool) and memory >= least:
         return memory
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", str(memory).lower())
-    if isinstance(memory, str) and found and found[2] in UNITS and float(found[1]) > 0:
-        return int(float(found[1]) * UNITS[found[2]])
-    raise ValueError(f'memory={memory!r}; expected bytes, a text such as "8 GB" or "512 MiB", or None')
+    if isinstance(memory, str) and found and found[2] in UNITS:
+        if (count := int(float(found[1]) * UNITS[found[2]])) >= least:
+            return count
+    raise ValueError(f'{name}={memory!r}; expected bytes, a text such as "8 GB" or "512 MiB", or None')
 
 
 class BoundedModel(nn.Module):
@@ -92,6 +102,13 @@ class BoundReport:
         """Bytes that are there at once at most, as estimated: weights, inputs, and what kernels make."""
         return max((p.peak for p in self.plans), default=0)
 
+    @property
+    def pinned(self) -> int:
+        """Bytes of pinned host memory in which tensors wait. The plans share them; they are held from the
+        first call on."""
+        each = zip_longest(*(p.buffers for p in self.plans), fillvalue=0)
+        return sum(max(sizes) for sizes in each)
+
     def __str__(self) -> str:
         lines = [f"within {self.bound.told}: {size_text(self.peak)} at most (estimated)"]
         for plan in self.plans:
@@ -105,9 +122,20 @@ class BoundReport:
                 f"{len(plan.steps)} steps in {len(plan.passes)} passes along {plan.axes}, {share:.2f} of "
                 f"the time of each step once (estimated); {size_text(plan.beside)} of weights and inputs"
             )
+            if plan.waits:
+                copies, exposed = (sum(getattr(p, n) for p in plan.passes) for n in ("copies", "exposed"))
+                lines.append(
+                    f"{len(plan.waits)} wait between passes in {size_text(sum(plan.buffers))} of pinned "
+                    f"host memory; copies take {copies / 1e3:.3g} ms (estimated), of which "
+                    f"{exposed / 1e3:.3g} are not behind kernels"
+                )
             lines.append("  pass  pieces       peak         us  keeps, and what is whole")
             for p in plan.passes:
-                kept = [f"{m.name}{' in place' * (m in p.over)}" for m in p.wanted.memories]
+                places = {
+                    **dict.fromkeys(p.over, " in place"),
+                    **dict.fromkeys(plan.waits, " in host memory"),
+                }
+                kept = [m.name + places.get(m, "") for m in p.wanted.memories]
                 kept += [f"statistics of {s.name}" for s in p.wanted.steps]
                 kept += [f"whole {s.name}" for s in p.whole]
                 count = f"{p.pieces}x{p.columns}" if p.columns > 1 else f"{p.pieces}"

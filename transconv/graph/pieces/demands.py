@@ -119,12 +119,17 @@ class Demand:
         return AxisSpan(taken.stop, region.stop) if taken.size else region
 
     def parts(
-        self, kept: Collection[StepMemory], over: Mapping[StepMemory, StepMemory]
+        self,
+        kept: Collection[StepMemory],
+        over: Mapping[StepMemory, StepMemory],
+        waits: Collection[StepMemory] = (),
     ) -> dict[StepMemory, TensorPart]:
         """The tensors that it has parts of, of its own. ``over``: kept ones that take the place of others:
-        of these and of those a piece has a copy."""
-        found = {m: self.part(m, r) for m, r in self.regions.items() if m not in kept or m in over}
-        return found | {m: TensorPart(self.reads[m]) for m in over.values() if m in self.reads}
+        of these and of those a piece has a copy, as of those that wait in host memory."""
+        own = {*over, *(m for m in waits if m in self.wanted)}
+        found = {m: self.part(m, r) for m, r in self.regions.items() if m not in kept or m in own}
+        read = (*over.values(), *(m for m in waits if m not in own))
+        return found | {m: TensorPart(self.reads[m]) for m in read if m in self.reads}
 
     def seen(self, step: Step, name: str) -> AxisSpan:
         """The span along the slot of a tensor that a step reads or stores."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import Any, NamedTuple
 
 import torch
@@ -20,9 +21,9 @@ from transconv.compute import (
 )
 from transconv.conv import Surrounded
 from transconv.graph.pieces.demands import ALIGNMENT, Demand, is_alone
-from transconv.graph.pieces.piece_plan import MemoryAct, PiecePass, PiecePlan, acts
+from transconv.graph.pieces.piece_passes import MemoryAct, PiecePass, PiecePlan, acts
 from transconv.graph.pieces.step_graph import Part, Step, StepMemory, TensorPart
-from transconv.runtime import BatchCompile, Launch, build_scheduled
+from transconv.runtime import BatchCompile, Launch, build_scheduled, is_capturing
 from transconv.schedule import Schedule, programs, why_not
 from transconv.selection import fitted
 from transconv.support import ScheduleError, Unsupported
@@ -52,6 +53,77 @@ class PartMemory(NamedTuple):
         behind -= sum(memory.at(span.start, self.part) for _, span in memory.cuts(self.part))
         shape, strides = ([p[i] for p in lies] for i in (0, 1))
         return self.tensor.as_strided(shape, strides, self.tensor.storage_offset() + behind)
+
+    def runs(self, memory: StepMemory, part: TensorPart) -> list[Tensor]:
+        """The runs of consecutive elements of a part along one axis."""
+        view = self.view(memory, part)
+        return [view[at] for at in product(*map(range, view.shape[:-1]))]
+
+
+Pairs = list[tuple[Tensor, Tensor]]
+
+
+class HostLink:
+    """Copies between a device and pinned host memory, beside its kernels, and the ``buffers`` there. A
+    copy begins behind all that the current stream was given before, and ends before what the stream is
+    given behind ``end``: from there on memory may be freed, and a buffer written over. Copies of one
+    direction follow each other. On CPUs they are done at once."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device, self.buffers = device, list[Tensor]()
+        self.cuda: Any = torch.cuda if device.type == "cuda" else None
+        self.sides = [self.cuda.Stream(device) for _ in range(2)] if self.cuda else []
+        self.left: Any = None
+
+    def enter(self, sizes: Sequence[int]) -> None:
+        """Before a call: buffers of so many bytes, whose copies of the call before have ended. Raises
+        Unsupported where they cannot be had."""
+        self.buffers += [torch.empty(0)] * (len(sizes) - len(self.buffers))
+        for number, size in enumerate(sizes):
+            if self.buffers[number].nbytes < size:
+                self.buffers[number] = self.made(size)
+        self.end(self.left)
+
+    def made(self, size: int) -> Tensor:
+        """A buffer, which calls with and without gradients write to."""
+        try:
+            with torch.inference_mode(False):
+                return torch.empty(size, dtype=torch.uint8, pin_memory=bool(self.sides))
+        except RuntimeError as error:
+            raise Unsupported(
+                "within:host",
+                f"{size} bytes of pinned host memory cannot be had ({str(error).splitlines()[0]}); bound "
+                "it by host=, or have no tensors wait there (host=0)",
+            ) from error
+
+    def room(self, number: int, memory: StepMemory) -> PartMemory:
+        """The beginning of a buffer, as a tensor."""
+        return PartMemory(self.buffers[number][: memory.bytes].view(memory.dtype), memory.all)
+
+    def begin(self, pairs: Pairs, up: bool) -> Any:
+        """Begin copies to the first ones from the second ones; ``up``: to the device. The end's event."""
+        if not self.sides:
+            for into, given in pairs:
+                into.copy_(given)
+            return None
+        side = self.sides[up]
+        side.wait_stream(self.cuda.current_stream(self.device))
+        with self.cuda.stream(side):
+            for into, given in pairs:
+                into.copy_(given, non_blocking=True)
+        return side.record_event()
+
+    def end(self, copy: Any) -> None:
+        """Have what the current stream is given from now on begin behind copies."""
+        if copy is not None:
+            self.cuda.current_stream(self.device).wait_event(copy)
+
+    def leave(self) -> None:
+        """Behind a call: all copies end, of a call that failed as well."""
+        for side in self.sides:
+            self.cuda.current_stream(self.device).wait_stream(side)
+        if self.sides:
+            self.left = self.cuda.current_stream(self.device).record_event()
 
 
 class LeftPlace(NamedTuple):
@@ -91,7 +163,7 @@ class PieceRun:
     """Runs a plan on a device. ``made``: launches by workload; ``tape``: of each pass what it does, and
     what it launches; ``seen``: the launches of statistics whose first result was looked at; ``rooms``,
     ``parts``, ``tails``: the memory of a call, of whole tensors, of those of a piece, and what the next
-    ones need."""
+    ones need; ``link``: copies to and from host memory; ``moving``: parts on their way, with the end."""
 
     plan: PiecePlan
     target: Target
@@ -102,20 +174,32 @@ class PieceRun:
     rooms: dict[StepMemory, PartMemory] = field(default_factory=dict)
     parts: dict[StepMemory, PartMemory] = field(default_factory=dict)
     tails: dict[StepMemory, PartMemory] = field(default_factory=dict)
+    link: HostLink | None = None
+    moving: dict[tuple[StepMemory, bool], tuple[PartMemory, Any]] = field(default_factory=dict)
 
     def __call__(self, rooms: dict[StepMemory, PartMemory]) -> dict[StepMemory, PartMemory]:
         """``rooms``: of what is given; returned are those of the results."""
         if not self.tape:
             self.arrange()
+        if self.link is not None and is_capturing(self.device):
+            raise Unsupported(
+                "within:capture",
+                "tensors wait in pinned host memory, which no CUDA graph may hold; call the model "
+                "outside of the graph, or have none wait (host=0)",
+            )
         self.rooms = rooms
         try:
+            if self.link is not None:
+                self.link.enter(self.plan.buffers)
             for p, done in self.tape:
                 for act, launched in done:
                     self.do(act, launched, p)
                 self.tails.clear()
             return {m: room for m, room in self.rooms.items() if m.handed or m.given}
         finally:
-            self.rooms, self.parts, self.tails = {}, {}, {}
+            if self.link is not None:
+                self.link.leave()
+            self.rooms, self.parts, self.tails, self.moving = {}, {}, {}, {}
 
     def arrange(self) -> None:
         """Find what is done, and the launches, whose kernels processes compile side by side."""
@@ -151,10 +235,27 @@ class PieceRun:
             self.tails[m] = self.gathered(m, act.span)
         elif kind == "end":
             del self.parts[m]
+        elif kind in ("fetch", "send"):
+            self.move(m, act.span, kind == "fetch")
+        elif kind in ("arrive", "sent"):
+            assert self.link is not None
+            made, copy = self.moving.pop((m, kind == "arrive"))
+            self.link.end(copy)
+            if kind == "arrive":
+                self.parts[m] = made
         elif kind == "write":
             self.rooms[p.over[m]].view(m, act.span).copy_(self.parts[m].view(m, act.span))
         else:
             self.rooms[m] = self.rooms.pop(p.over[m])
+
+    def move(self, memory: StepMemory, span: TensorPart, up: bool) -> None:
+        """Begin the copies of a part from host memory, or to it."""
+        assert self.link is not None
+        made = self.empty(memory, span) if up else self.parts.pop(memory)
+        waits = self.link.room(self.plan.waits[memory], memory)
+        near, far = made.runs(memory, span), waits.runs(memory, span)
+        pairs = [*zip(near, far, strict=True)] if up else [*zip(far, near, strict=True)]
+        self.moving[memory, up] = made, self.link.begin(pairs, up)
 
     def empty(self, memory: StepMemory, part: TensorPart) -> PartMemory:
         """Memory for a part of a tensor."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,8 +16,9 @@ from transconv.functional.calls.compiled_launch import TensorMemory, aligned, de
 from transconv.graph.backend_options import MemoryBound, mark
 from transconv.graph.fusion.index_ir import Piece
 from transconv.graph.pieces.bounded_model import refuse_beyond
-from transconv.graph.pieces.piece_execution import PartMemory, PieceRun
-from transconv.graph.pieces.piece_plan import NO_RESULTS, PiecePass, PiecePlan, planned
+from transconv.graph.pieces.piece_execution import HostLink, PartMemory, PieceRun
+from transconv.graph.pieces.piece_passes import NO_RESULTS, PiecePass, PiecePlan, memories
+from transconv.graph.pieces.piece_plan import AGAIN, planned
 from transconv.graph.pieces.step_graph import Operand, Step, StepMemory, crossed, steps_of, undivided
 from transconv.runtime import estimated
 from transconv.support import TransconvError
@@ -25,7 +28,6 @@ if TYPE_CHECKING:
     from transconv.graph.regions.region_calls import BoundRegion, RegionLaunches
 
 Tensor = torch.Tensor
-AGAIN = 1.1  # of the time of each step once: what another axis may save is worth a search
 
 
 @dataclass(slots=True)
@@ -120,7 +122,9 @@ class RegionPieces:
         _, found, self.given, self.results, self.compiled = best
         refuse_beyond(found, self.bound)
         self.bound.plans[id(self)] = found
-        self.run = PieceRun(found, self.target, self.launches.device)
+        device = self.launches.device
+        link = self.bound.links.setdefault(device, HostLink(device)) if found.waits else None
+        self.run = PieceRun(found, self.target, device, link=link)
 
     def along(self, over: str, bound: BoundRegion, beside: int) -> PiecePlan:
         """The plan of pieces along an axis, or two. Where the compiled graph stays within the bound, and
@@ -133,9 +137,15 @@ class RegionPieces:
             us = sum(s.us for s in each)
             found = PiecePlan(each, set(), [PiecePass(0, each, NO_RESULTS, peak=peak, us=us)], {}, beside)
         else:
-            found = planned(steps, beside, self.bound.bytes)
+            found = planned(steps, beside, self.bound.bytes, self.host())
         found.over = over
         return found
+
+    def host(self) -> int:
+        """Bytes of host memory in which tensors may wait."""
+        if self.launches.device.type not in ("cpu", "cuda"):
+            return 0
+        return free_host_bytes() // 2 if self.bound.host is None else self.bound.host
 
     def steps(self, bound: BoundRegion, over: str) -> list[Step]:
         """The kernels as steps, which pieces cut along an axis, or two. Notes what is given, and which
@@ -162,6 +172,8 @@ class RegionPieces:
             step.number = number
             step.us = _microseconds(step.workload, self.rates)
             step.enter()
+        for m in memories(found):
+            m.link_us = m.bytes / (self.rates.link_gbs * 1e3)
         self.results = {h.piece: known[h.piece] for h in self.launches.handed}
         for result in self.results.values():
             result.memory.handed = True
@@ -209,6 +221,21 @@ class RegionPieces:
             known.setdefault(cut.whole, own)
         behind = next((b for p, _, b in cut.parts if p is piece), 0)
         return Operand(own.memory, behind)
+
+
+def free_host_bytes(root: Path = Path("/")) -> int:
+    """Bytes of host memory that are free, as Linux and the limit of a container say; 0 elsewhere."""
+
+    def number(file: str, before: str = "") -> int | None:
+        try:
+            found = re.search(rf"{before}\s*(\d+)", (root / file).read_text())
+        except OSError:
+            return None
+        return int(found[1]) if found else None
+
+    free = (number("proc/meminfo", "MemAvailable:") or 0) * 1024  # kB
+    most, used = number("sys/fs/cgroup/memory.max"), number("sys/fs/cgroup/memory.current")
+    return free if most is None or used is None else max(0, min(free, most - used))
 
 
 def _memory(name: str, memory: TensorMemory, given: bool = False, passed: bool = False) -> StepMemory:

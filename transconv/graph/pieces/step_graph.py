@@ -73,7 +73,7 @@ class StepMemory:
     has none; ``unit``: elements of the largest step along it that a kernel sees; ``given``: it is there
     before the first step; ``passed``: and nobody holds it but the region; ``handed``: it is a result;
     ``makers``: the steps that store it; ``across``: the same along a second axis, where pieces may be cut
-    along two."""
+    along two; ``link_us``: microseconds of a copy of all of it to or from host memory."""
 
     name: str
     shape: tuple[int, ...]
@@ -86,6 +86,7 @@ class StepMemory:
     unit: int = 1
     makers: list[Step] = field(default_factory=list)
     across: StepMemory | None = None
+    link_us: float = 0.0
     counted: dict[TensorPart, int] = field(default_factory=dict)  # what ``part_bytes`` found
 
     @property
