@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -25,7 +26,7 @@ from transconv.graph.pieces.piece_passes import MemoryAct, PiecePass, PiecePlan,
 from transconv.graph.pieces.step_graph import Part, Step, StepMemory, TensorPart
 from transconv.runtime import BatchCompile, Launch, build_scheduled, is_capturing
 from transconv.schedule import Schedule, programs, why_not
-from transconv.selection import fitted
+from transconv.selection import choice, fitted
 from transconv.support import ScheduleError, Unsupported
 from transconv.target import Target
 from transconv.torch_ops.conversion import inference
@@ -393,13 +394,20 @@ class PieceRun:
         if (found := self.made.get(key)) is None:
             try:
                 own = [(c, self.fitting(c, s)) for c, s in mains]
-                plan = build_scheduled(
-                    workload, self.target, own, lambda c, target: self.fitting(c, step.choose(c, target))
-                )
+                plan = build_scheduled(workload, self.target, own, partial(self.chosen, step))
                 found = Launch(plan, True)
             except ScheduleError as error:
                 raise Unsupported("within:schedule", f"{step.name} in pieces: {error}") from error
             self.made[key] = found
+        return found
+
+    def chosen(self, step: Step, compute: Compute, target: Target) -> Schedule:
+        """The schedule of what combines sums in a piece: that of the whole, or a legal one for what
+        nothing reads, a statistic of the piece alone, whose parts of tiles are what it leaves."""
+        found = self.fitting(compute, step.choose(compute, target))
+        read = {*step.stored}.intersection(w.view.tensor.name for w in compute.writes)
+        if step.left and not step.along and not read and why_not(found, compute, target) is not None:
+            return choice.default(compute, target)
         return found
 
     def fitting(self, compute: Compute, schedule: Schedule) -> Schedule:
