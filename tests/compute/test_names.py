@@ -228,14 +228,11 @@ def test_operations_of_integers_are_exact(dtype: torch.dtype) -> None:
     y = torch.tensor([end - 1, -end, 2**24, 7, 0, 3], dtype=dtype)
     theirs = {"max": torch.maximum, "min": torch.minimum, "relu6": torch.nn.functional.relu6}
     ops = [o for o in OPS.values() if o.exact and o.arity < 3 and not o.numbers]
-    made = transconv.computation(
-        "\n".join(
-            ["compute c", f"tensor X i{bits} [6]", f"tensor Y i{bits} [6]", "axes n=6"]
-            + [f"tensor Z{i} {'boolean' if o.name in BOUNDS else f'i{bits}'} [6]" for i, o in enumerate(ops)]
-            + ["read a = X[n]", "read b = Y[n]"]
-            + [f"store Z{i}[n] = {o.name}({', '.join('ab'[: o.arity])})" for i, o in enumerate(ops)]
-        )
-    )(x, y)
+    types = ["boolean" if o.name in BOUNDS else f"i{bits}" for o in ops]
+    lines = ["compute c", f"tensor X i{bits} [6]", f"tensor Y i{bits} [6]", "axes n=6"]
+    lines += [f"tensor Z{i} {t} [6]" for i, t in enumerate(types)] + ["read a = X[n]", "read b = Y[n]"]
+    lines += [f"store Z{i}[n] = {o.name}({', '.join('ab'[: o.arity])})" for i, o in enumerate(ops)]
+    made = transconv.computation("\n".join(lines))(x, y)
     assert len(ops) == len(made) > 12
     for op, got in zip(ops, made, strict=True):
         want = (theirs.get(op.name) or getattr(torch, op.name))(*(x, y)[: op.arity])
