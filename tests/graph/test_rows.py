@@ -449,7 +449,7 @@ def test_axes_have_no_names_of_types() -> None:
 
     with by_meaning():
         compare(f, run := traced(f, [x]), [x], 1e-9)
-    (found,) = run.transconv.graphs
+    (found,) = run.transconv.graphs  # type: ignore[attr-defined]
     assert all(isinstance(r, KernelRow) for r in found.rows)
 
 

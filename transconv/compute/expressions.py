@@ -353,10 +353,10 @@ def _call(name: str, args: list[ir.Expr], scope: ComputeScope) -> ir.Expr:
         and OPS[name].arity <= len(args) <= OPS[name].arity + len(OPS[name].numbers)
         and all(isinstance(n, ir.Const) for n in args[OPS[name].arity :])
     ):
-        if all(a.dtype.is_integer for a in args) and name in (*OF_INTEGERS, *ROUNDED):
-            if name in ROUNDED:
-                return args[0]
-            return OPS[name](*(_alike(*args, scope) if len(args) == 2 else args))
+        if name in ROUNDED and args[0].dtype.is_integer:
+            return args[0]
+        if name in OF_INTEGERS and all(a.dtype.is_integer for a in args):
+            return OPS[name](*(_alike(args[0], args[1], scope) if len(args) == 2 else args))
         return OPS[name](*(_float(a, scope) for a in args))
     raise ComputeError(
         f"{name}(...) of {len(args)} values is unknown; expected one of "
