@@ -14,7 +14,7 @@ import torch
 
 import transconv
 from transconv.backend_triton.emitters import triton
-from transconv.compute import parse
+from transconv.compute import OPS, parse
 from transconv.compute.analysis.pointwise import pointwise
 from transconv.conv import ConvProblem
 from transconv.conv.epilogue import post_op
@@ -24,6 +24,7 @@ from transconv.ir.reader import parse_kernel
 from transconv.kernel import Group
 from transconv.schedule import Schedule
 
+BOUNDS = ("lt", "le", "gt", "ge", "eq", "ne")
 TEXT = """compute {title}
     tensor {tensor} f32 [{dim}=6]
     axes   {axis}=6
@@ -216,6 +217,26 @@ def test_what_is_deep_but_read_is_computed(value: str) -> None:
         return deep(calls - 1) if calls else run(x)
 
     torch.testing.assert_close(deep(200), want)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_operations_of_integers_are_exact(dtype: torch.dtype) -> None:
+    """Every operation by its name, where f32 has no such numbers."""
+    transconv.config.cpu = "interpret"
+    end, bits = torch.iinfo(dtype).max, torch.iinfo(dtype).bits
+    x = torch.tensor([end, -end, 2**24 + 1, 5, 0, -3], dtype=dtype)
+    y = torch.tensor([end - 1, -end, 2**24, 7, 0, 3], dtype=dtype)
+    theirs = {"max": torch.maximum, "min": torch.minimum, "relu6": torch.nn.functional.relu6}
+    ops = [o for o in OPS.values() if o.exact and o.arity < 3 and not o.numbers]
+    types = ["boolean" if o.name in BOUNDS else f"i{bits}" for o in ops]
+    lines = ["compute c", f"tensor X i{bits} [6]", f"tensor Y i{bits} [6]", "axes n=6"]
+    lines += [f"tensor Z{i} {t} [6]" for i, t in enumerate(types)] + ["read a = X[n]", "read b = Y[n]"]
+    lines += [f"store Z{i}[n] = {o.name}({', '.join('ab'[: o.arity])})" for i, o in enumerate(ops)]
+    made = transconv.computation("\n".join(lines))(x, y)
+    assert len(ops) == len(made) > 12
+    for op, got in zip(ops, made, strict=True):
+        want = (theirs.get(op.name) or getattr(torch, op.name))(*(x, y)[: op.arity])
+        assert torch.equal(got, want), op.name
 
 
 def test_lines_of_a_kernel_are_not_too_deep() -> None:

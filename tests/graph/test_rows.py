@@ -256,6 +256,31 @@ def test_rows(functions: tuple[Callable[..., Any], ...], inputs: tuple[Tensor, .
     assert rows and not [r for r in rows if not isinstance(r, KernelRow)]
 
 
+WITH_A_NUMBER: tuple[Callable[[Tensor, float], Tensor], ...] = (
+    lambda x, n: x + n,
+    lambda x, n: n - x,
+    lambda x, n: x * n,
+    lambda x, n: x / n,
+    lambda x, n: x < n,
+)
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), 1e300, -0.0])
+def test_numbers_that_a_text_or_a_type_lacks(number: float) -> None:
+    """An operation with one is torch's or a kernel's, and the others stay kernels."""
+
+    def f(x: Tensor) -> tuple[Tensor, ...]:
+        y = x * x - x
+        return (y, *(g(y, number) for g in WITH_A_NUMBER))
+
+    x = torch.tensor([[0.0, 1.0, -2.0, torch.inf]])
+    run = traced(f, [x])
+    with by_meaning(), np.errstate(all="ignore"):
+        compare(f, run, [x], 0)
+    rows = [r for g in run.transconv.graphs for r in g.rows]  # type: ignore[attr-defined]
+    assert any(isinstance(r, KernelRow) and r.operations[:2] == ("mul", "sub") for r in rows)
+
+
 @pytest.mark.every(2)
 @pytest.mark.parametrize("whole", [torch.int8, torch.uint8])
 def test_quantised_graphs_are_fused(whole: torch.dtype) -> None:
@@ -424,7 +449,7 @@ def test_axes_have_no_names_of_types() -> None:
 
     with by_meaning():
         compare(f, run := traced(f, [x]), [x], 1e-9)
-    (found,) = run.transconv.graphs
+    (found,) = run.transconv.graphs  # type: ignore[attr-defined]
     assert all(isinstance(r, KernelRow) for r in found.rows)
 
 

@@ -3,6 +3,7 @@ place, hooks, and additions of numbers."""
 
 from __future__ import annotations
 
+import pickle
 import random
 from collections.abc import Callable
 from typing import Any
@@ -279,10 +280,13 @@ def test_writes_are_kept(does: Any) -> None:
     x = torch.randn(2, 4, 5, 5)
     folded = transconv.fold(model)
     assert any(type(m).__module__.startswith("transconv") for m in folded.modules()) or does is not _size
-    given = [x.clone(), x.clone()]
+    given = [x.clone() for _ in range(3)]
+    loaded = pickle.loads(pickle.dumps(folded))  # which traces the text of the graph again
     with torch.no_grad():
-        torch.testing.assert_close(folded(given[1]), model(given[0]), rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(given[1], given[0])
+        want = model(given[0])
+        for run, own in zip((folded, loaded), given[1:], strict=True):
+            torch.testing.assert_close(run(own), want, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(own, given[0])
 
 
 def _attribute(m: Any, x: torch.Tensor) -> torch.Tensor:

@@ -142,7 +142,7 @@ ATEN = "torch.ops.aten"
 
 
 def _const(value: float, like: Expr) -> Expr:
-    return Const(value, like.dtype)
+    return Const(int(value) if like.dtype.is_integer else value, like.dtype)
 
 
 def _call(name: str, x: Expr) -> Expr:

@@ -130,6 +130,8 @@ LONGEST_SAID = 160  # characters of a text in an error
 # What prints under another name: operations as the function that they call, a choice in the IR's words.
 PRINTED = {"nearest": "round", "ndtr_wide": "ndtr", "select": "where"}
 WHOLE = ("nearest_small",)  # functions of floats that give integers
+OF_INTEGERS = ("relu", "relu6", "neg", "add", "sub", "mul", "lt", "le", "gt", "ge", "eq", "ne")  # exact
+ROUNDED = ("floor", "ceil", "round")
 NO_FACTS = Facts()
 
 
@@ -351,6 +353,10 @@ def _call(name: str, args: list[ir.Expr], scope: ComputeScope) -> ir.Expr:
         and OPS[name].arity <= len(args) <= OPS[name].arity + len(OPS[name].numbers)
         and all(isinstance(n, ir.Const) for n in args[OPS[name].arity :])
     ):
+        if name in ROUNDED and args[0].dtype.is_integer:
+            return args[0]
+        if name in OF_INTEGERS and all(a.dtype.is_integer for a in args):
+            return OPS[name](*(_alike(args[0], args[1], scope) if len(args) == 2 else args))
         return OPS[name](*(_float(a, scope) for a in args))
     raise ComputeError(
         f"{name}(...) of {len(args)} values is unknown; expected one of "

@@ -87,6 +87,8 @@ def backend(
 
     def compiler(phase: str) -> Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]:
         def compiled(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+            if phase == "backward" and captures is None:  # whose memory is used again within a graph
+                aot_graphs.repeatable()
             recorded = captures.of(graph, inputs, phase) if captures else None
             found = _Planned(lambda: _Graph(graph, inputs, phase, rest, made, asked))
             if phase != "backward" or _is_planned_at_once(inputs, before, invariant):

@@ -302,10 +302,12 @@ def piece_of(value: Any, like: torch.dtype) -> Piece:
     """An operand: a piece, or a number as one."""
     if isinstance(value, Piece):
         return value
-    if isinstance(value, bool) or not isinstance(value, (int, float, SymbolicSize, Fraction)):
-        raise NotOurs(f"an argument is {value!r}")
+    number(value)  # what no text has is refused
     broken = isinstance(value, (float, Fraction))
     held = like if kind(like) == "float" else torch.float32 if broken else torch.int64
+    most = torch.finfo(torch.float64 if held is torch.float64 else torch.float32).max
+    if isinstance(value, float) and most < abs(value) < float("inf"):
+        raise NotOurs(f"{value} is infinite in its type")
     return ConstantValue(shape=(), dtype=held, value=value)
 
 

@@ -211,6 +211,15 @@ def told(strides: Sequence[tuple[int, ...] | None]) -> None:
         context.output_strides += strides
 
 
+def repeatable() -> None:
+    """Tell torch's compiler that a backward graph leaves its inputs as they are, so that it may run again
+    (``retain_graph``): no kernel writes over what a forward graph leaves."""
+    context = torch_internals.TracingContext.try_get()
+    donated = context and context.fw_metadata and context.fw_metadata.bw_donated_idxs
+    if donated:
+        donated.clear()
+
+
 def examples(graph: fx.Graph, inputs: Sequence[Any]) -> None:
     """Give placeholders the strides of a call's examples."""
     given = (n for n in graph.nodes if n.op == "placeholder")

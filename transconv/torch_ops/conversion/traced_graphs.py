@@ -214,6 +214,8 @@ class WriteTracer(fx.Tracer):
                 "calls; expected none, or ones like a tensor that is given"
             )
         refuse_code(graph)
+        for node in graph.nodes:
+            node.type = None  # no use of an annotation, and one that is a text cannot be pickled
         return fx.GraphModule(model, graph)
 
 
@@ -285,9 +287,10 @@ _NORMS = {1: torch.nn.BatchNorm1d, 2: torch.nn.BatchNorm2d, 3: torch.nn.BatchNor
 
 
 class ChainTracer(WriteTracer):
-    """Ends at modules of some classes, and at activations."""
+    """Ends at modules of some classes, and at activations. By default at all, as in the text of a graph,
+    which is traced again where a pickled one is loaded."""
 
-    def __init__(self, ends: Callable[[type], bool]) -> None:
+    def __init__(self, ends: Callable[[type], bool] = callable) -> None:
         super().__init__()
         self.ends = ends
 
