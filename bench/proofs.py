@@ -25,6 +25,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import count, islice
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -45,7 +46,7 @@ from transconv.support import knobs
 from transconv.tuning.table import CsvTable
 from transconv.verify.fuzz import compute_trial, conv_trial, legal_schedules
 
-RULES = ("ranges", "linear", "points", "box", "never")
+RULES = ("ranges", "digits", "linear", "points", "box", "never")
 VERDICTS = ("found", "missed", "harmless", "inside", "unseen")
 COLUMNS = (
     "kind", "seed", "number", "status", "kernels", "sized", "accesses", *RULES, "examples", "nothing",
@@ -53,7 +54,8 @@ COLUMNS = (
 )  # fmt: skip
 KEY = ("kind", "seed", "number")
 TRIES = 40  # drawings until one can have sizes as arguments
-STRAYS = 6  # planted in the kernels of a trial
+STRAYS = 3  # planted in the kernels of a trial
+SIZES = 4  # at which a kernel for any size is counted
 
 
 def arguments(to: argparse.ArgumentParser) -> None:
@@ -181,9 +183,11 @@ def verdict(kernel: ir.Kernel, stray: ir.Kernel, rng: Random) -> str:
     changed = [i for i, (a, b) in enumerate(pairs) if (a.offset, a.mask) != (b.offset, b.mask)]
     changed = changed or [i for i, (a, b) in enumerate(pairs) if a.facts is not b.facts]
     sure = all(pairs[i][1].proof[0] for i in changed)
-    seen = [counted(made, changed) for made in at_sizes(stray, rng)]
-    if any(seen):
-        return "missed" if sure else "found"
+    seen: list[bool | None] = []
+    for made in at_sizes(stray, rng):
+        seen.append(counted(made, changed))
+        if seen[-1]:
+            return "missed" if sure else "found"
     if None in seen:
         return "unseen"
     return "harmless" if sure else "inside"
@@ -195,17 +199,15 @@ def at_sizes(kernel: ir.Kernel, rng: Random) -> Iterator[ir.Kernel]:
         yield kernel
         return
     yield kernel.at(kernel.sizes.like)
-    for _ in range(TRIES):
-        drawn = {s.name: rng.randint(s.least, min(s.most, s.least + 8)) for s in kernel.sizes.each}
-        if not kernel.sizes.why_not(drawn):
-            yield kernel.at(drawn)
+    small = ({s.name: rng.randint(s.least, min(s.most, s.least + 8)) for s in kernel.sizes.each} for _ in count())
+    legal = (sizes for sizes in islice(small, TRIES) if not kernel.sizes.why_not(sizes))
+    yield from map(kernel.at, islice(legal, SIZES))
 
 
 def counted(kernel: ir.Kernel, some: list[int]) -> bool | None:
     """Whether some of the accesses leave their tensors at a point; None if points are too many."""
-    seen: list[bool | None] = []
-    for access in (footprints(kernel)[i] for i in some):
-        seen.append(None if access.boxed else _leaves(access))
+    known = footprints(kernel)
+    seen = [None if known[i].boxed else _leaves(known[i]) for i in some]
     return True if any(seen) else None if None in seen else False
 
 

@@ -10,6 +10,7 @@ and lanes, and of what divides these, whose ranges are known. Rules, in the orde
 
 ==========  ================================================================================
 ``ranges``  the ranges of the sum's terms, under the mask (interval arithmetic)
+``digits``  divided by the strides, sizes that are arguments, it has a coordinate inside of each extent
 ``linear``  multiples of the mask's inequalities, and of what ``//`` and ``%`` mean, bound it
 ``points``  it was computed for all loops and lanes, where there are few
 ``box``     the copy engine leaves out what is outside of the tensor
@@ -32,6 +33,7 @@ from transconv.simplify import (
     Range,
     facts_of,
     greatest,
+    is_inside,
     linear_range,
     range_at_points,
     range_of,
@@ -104,28 +106,16 @@ class Footprint:
 
     def _for_all_sizes(self) -> str:
         """The rule that bounds the offset by the room of the tensor, an expression of sizes."""
-        facts, names = self._named_extents()
-        offset, mask, room = (ir.substitute(e, names) for e in (self.offset, self.mask, self.tensor.room))
-        parts = [c for c in ir.conjuncts(mask) if c is not ir.TRUE]
-        facts = facts.knowing(parts) if parts else facts
-        low = range_of(offset, facts).low >= 0
-        if low and range_of(room - 1 - offset, facts).low >= 0:
+        facts, t = self.where, self.tensor
+        last = t.room - 1 - self.offset
+        if range_of(self.offset, facts).low >= 0 and range_of(last, facts).low >= 0:
             return "ranges"
-        p = facts.poly(offset)
-        low = low or greatest(-p, facts, 0) <= 0
-        return "linear" if low and greatest(p - facts.poly(room), facts, -1) < 0 else ""
-
-    def _named_extents(self) -> tuple[Facts, dict[ir.Node, ir.Expr]]:
-        """Names for extents such as ``H//2 - 1``, so that their products are products of names: what is
-        known then, and what stands for ``H//2``."""
-        facts, names = self.facts, dict[ir.Node, ir.Expr]()
-        for i, extent in enumerate(self.tensor.extents):
-            p = facts.poly(extent)
-            if p.const < 0 and len(p.atoms) == 1 and p.terms == ((p.atoms, 1),):
-                r, name = range_of(extent, facts), ir.Var(f"{self.tensor.name}_{i}")
-                facts = facts.with_range(name, r.lo, r.hi).knowing([ir.eq(name, extent)])
-                names.setdefault(p.atoms[0], name - p.const)
-        return facts, names
+        p = facts.poly(self.offset)
+        extents = [facts.poly(t.extents[b.dim]) for b in t.layout.blocks]
+        if not t.pitches and is_inside(p, extents, facts):
+            return "digits"
+        inside = greatest(-p, facts, 0) <= 0 and greatest(-facts.poly(last), facts, 0) <= 0
+        return "linear" if inside else ""
 
     @property
     def why_not(self) -> str:
@@ -165,6 +155,11 @@ def _of_dividends(parts: Sequence[ir.Expr]) -> list[ir.Expr]:
             case ir.Lt(ir.FloorDiv(x, ir.Const(by)), ir.Const(limit)) if by > 0:
                 found.append(x < by * limit)
     return found
+
+
+def _least_of(e: ir.Expr) -> list[ir.Expr]:
+    """The operands of a minimum, and of those in it."""
+    return [*_least_of(e.a), *_least_of(e.b)] if isinstance(e, ir.Min) else [e]
 
 
 def _unproved(kernel: ir.Kernel, known: Sequence[Footprint], some: Sequence[int]) -> list[int]:
@@ -253,10 +248,8 @@ class _Accesses:
         """Note the accesses of a statement; the facts behind it."""
         match s:
             case ir.Seq(stmts):
-                inside = facts
                 for part in stmts:
-                    inside = self.visit(part, inside)
-                return facts if not self._assumes(stmts) else inside
+                    facts = self.visit(part, facts)
             case ir.For():
                 self.visit(s.body, self._of_loop(s, facts))
             case ir.If(cond, then, other):
@@ -270,19 +263,20 @@ class _Accesses:
             case ir.FuncCall(func, (condition,)) if func is ir.ASSUME:
                 assert isinstance(condition, ir.Expr)
                 return facts.knowing(ir.conjuncts(self.whole(condition)))
+            case ir.Let(var, value) if value.dtype.kind == "int":
+                self._access(s, facts)
+                found = range_of(self.whole(value), facts)
+                return facts if found == range_of(var, facts) else facts.with_range(var, found.lo, found.hi)
             case _:
                 self._access(s, facts)
         return facts
-
-    @staticmethod
-    def _assumes(stmts: tuple[ir.Stmt, ...]) -> bool:
-        return any(isinstance(s, ir.FuncCall) and s.func is ir.ASSUME for s in stmts)
 
     def _of_loop(self, loop: ir.For, facts: Facts) -> Facts:
         first = range_of(self.whole(loop.start), facts).lo
         facts = facts.with_range(loop.var, first, max(first or 0, loop.stop - 1))
         if loop.until is not None:
-            facts = facts.knowing([ir.Lt(loop.var, self.whole(loop.until))])
+            ends = _least_of(self.whole(loop.until))
+            facts = facts.knowing([ir.Lt(loop.var, end) for end in ends])
         return facts
 
     def _access(self, s: ir.Stmt, facts: Facts) -> None:
@@ -360,7 +354,11 @@ class Plain(ir.ExprMutator):
 
     def mutate_Cast(self, e: ir.Cast) -> ir.Expr:
         inner: ir.Expr = self.mutate(e.x)
-        return inner if e.dtype.kind == "index" == e.x.dtype.kind else ir.Cast(inner, e.type)
+        if e.dtype.kind != "index":
+            return ir.Cast(inner, e.type)
+        if e.x.dtype.kind == "index":
+            return inner
+        return ir.Cast(inner, e.type if e.x.dtype.bits > 32 else ir.index)
 
     def mutate_Const(self, e: ir.Const) -> ir.Expr:
         return ir.Const(e.value) if e.type is ir.index64 else e

@@ -9,6 +9,9 @@ The dual simplex method in floats finds good multipliers; they are rounded to fr
 computed from these in integers. So rounding may make a bound loose, never wrong. Products of sizes
 (``n*C*H*W`` for ``n <= N - 1``) get inequalities times factors that are not negative.
 
+An offset into an array whose extents are sizes is a position of mixed radix, and is bounded a digit at a
+time: divided by the strides, it leaves coordinates whose products with sizes are few (``is_inside``).
+
 Source of the method: C. E. Lemke, The dual method of solving the linear programming problem (1954); that a
 bound on linear inequalities always has such multipliers is Farkas' lemma.
 """
@@ -17,16 +20,24 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
 
 from transconv import ir
-from transconv.simplify.facts import Facts
+from transconv.simplify.facts import Facts, both_integers
 from transconv.simplify.polynomial import Mono, Polynomial, ordered
-from transconv.simplify.ranges import INF, Range, between, multiple_of_poly, range_of, range_of_product
+from transconv.simplify.ranges import (
+    INF,
+    Range,
+    between,
+    multiple_of_poly,
+    range_of,
+    range_of_poly,
+    range_of_product,
+)
 
 ROWS = 160  # inequalities of one question
 PIVOTS = 120  # of one question
@@ -60,6 +71,53 @@ def greatest(p: Polynomial, facts: Facts, enough: float = -INF) -> float:
             break
         best = min(best, system.greatest(asked))
     return best
+
+
+def is_inside(p: Polynomial, extents: Sequence[Polynomial], facts: Facts) -> bool:
+    """Whether an offset is one of an element of a dense array with these extents, the outermost first."""
+    if _has_coordinates(p, extents, facts):
+        return True
+    spelled = _in_digits(p, facts)
+    return spelled is not p and _has_coordinates(spelled, extents, facts)
+
+
+def _has_coordinates(p: Polynomial, extents: Sequence[Polynomial], facts: Facts) -> bool:
+    """Whether the quotients of an offset by the strides are from 0 to below the extents. Where one is not,
+    it is seen with the next further out as one coordinate of as many positions as both have."""
+    strides = [Polynomial.number(1)]
+    for extent in extents[:0:-1]:
+        strides.append(strides[-1] * extent)
+    quotients: list[Polynomial] = []
+    for stride in reversed(strides):
+        quotient, p = p.divided(stride)
+        quotients.append(quotient)
+    none, one = Polynomial.number(0), Polynomial.number(1)
+    at, count = none, one
+    for quotient, extent in zip(reversed(quotients), reversed(extents), strict=True):
+        at, count = quotient * count + at, extent * count
+        if _is_below(at, count, facts):
+            at, count = none, one
+    return p.is_zero and count == one
+
+
+def _is_below(p: Polynomial, end: Polynomial, facts: Facts) -> bool:
+    """Whether ``0 <= p < end``."""
+    if range_of_poly(p, facts).low < 0 and greatest(-p, facts, 0) > 0:
+        return False
+    return range_of_poly(end - p, facts).low > 0 or greatest(p - end, facts, -1) < 0
+
+
+def _in_digits(p: Polynomial, facts: Facts) -> Polynomial:
+    """The sum with ``x // c * c + x % c`` for each x in it of whose remainder something is known."""
+    for atom in dict.fromkeys(a for limit in facts.limits for a in limit.atoms):
+        match atom:
+            case ir.Mod(x, c) | ir.Call("remainder", (x, c)) if facts.poly(x).terms:
+                whole = ir.FloorDiv(x, c) if isinstance(atom, ir.Mod) else ir.Call("quotient", (x, c))
+                times, rest = p.divided(facts.poly(x))
+                if len(rest.terms) < len(p.terms):
+                    digits = Polynomial.atom(whole) * facts.poly(c) + Polynomial.atom(atom)
+                    p = times * digits + rest
+    return p
 
 
 def _with_residues(p: Polynomial, facts: Facts) -> Facts:
@@ -189,6 +247,10 @@ def meanings(atom: ir.Expr, facts: Facts) -> list[Sum]:
             return [sum_of(facts.poly(a) - at), sum_of(facts.poly(b) - at)]
         case ir.Max(a, b) if atom.dtype.kind == "index":
             return [sum_of(at - facts.poly(a)), sum_of(at - facts.poly(b))]
+        case ir.Select(ir.Lt(a, b), yes, no) if both_integers(a, b):
+            r = range_of(yes, facts.knowing([a < b])) | range_of(no, facts.knowing([b <= a]))
+            low = [] if r.lo is None else [sum_of(at - r.lo)]
+            return low if r.hi is None else [*low, sum_of(-at + r.hi)]
     return []
 
 
