@@ -10,7 +10,7 @@ import pytest
 
 from tests.simplify.evaluate import points, value
 from transconv.ir import Call, Const, Expr, Lane, Var, all_of, eq, maximum, minimum
-from transconv.simplify import Facts, Range, greatest, linear_bounds, linear_range, range_at_points
+from transconv.simplify import Facts, Range, greatest, is_inside, linear_bounds, linear_range, range_at_points
 
 pid, step, x, y = map(Var, ("pid", "step", "x", "y"))
 m, k = Lane("m", 8, 1), Lane("k", 4, 2)
@@ -143,6 +143,51 @@ def test_quotients_of_multiples() -> None:
     assert greatest(-facts.poly(row * W), even, 0) == 0
     assert greatest(-facts.poly(row * W), facts.knowing([row < H]), 0) > 0
     assert greatest(facts.poly(row * W - H * W), even, -1) == -1
+
+
+HALF = Lane("half", 2, 1)
+SMALL = {v: Range(0, 3) for v in (n, h, w, x, N, H, W)}
+
+
+def drawn_offset(seed: int) -> tuple[Expr, list[Expr], list[Expr]]:
+    """An offset into an array of three extents, these, and most of the conditions that bound it."""
+    rng = random.Random(seed)
+    fused = x * 2 + HALF
+    digits: list[tuple[Expr, list[Expr]]] = [
+        (n, [n < N]),
+        (h * 2 + HALF, [h * 2 + HALF < H]),
+        (fused // (W + 1), [fused < H * (W + 1)]),
+        (fused % (W + 1), []),
+        (fused, [fused < W]),
+        (w - 1, [1 <= w, w <= W]),
+        (Const(0), []),
+        (Const(1), []),
+    ]
+    at: Expr = Const(0)
+    extents, known = [], [s >= 1 for s in (N, H, W)]
+    for _ in range(3):
+        digit, conditions = rng.choice(digits)
+        extents.append(rng.choice([N, H, W, W + 1, Const(1), Const(2)]))
+        at = at * extents[-1] + digit
+        known += conditions if rng.random() < 0.4 else [digit < extents[-1]]
+    if rng.random() < 0.5:  # both digits of a position become it again
+        at = at + (fused % (W + 1) - fused) * rng.choice([1, 1, 2]) + (fused // (W + 1)) * (W + 1)
+    return at, extents, [c for c in known if rng.random() < 0.95]
+
+
+def test_what_is_inside_is_so_at_every_point() -> None:
+    """Of drawn arrays, also with extents of 1; for many there is a proof, and for many none can be."""
+    told = {True: 0, False: 0}
+    for seed in range(150):
+        at, extents, known = drawn_offset(seed)
+        facts = Facts(ranges=SMALL)
+        where = facts.knowing(known)
+        if found := is_inside(where.poly(at), [where.poly(e) for e in extents], where):
+            for end in (at, extents[0] * extents[1] * extents[2] - 1 - at):
+                least = range_at_points(end, known, facts)
+                assert least is not None and least.low >= 0, seed
+        told[found] += 1
+    assert min(told.values()) > 30, told
 
 
 def test_groups_of_variables_have_points_of_their_own() -> None:

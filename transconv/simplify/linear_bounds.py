@@ -97,7 +97,7 @@ def _has_coordinates(p: Polynomial, extents: Sequence[Polynomial], facts: Facts)
         at, count = quotient * count + at, extent * count
         if _is_below(at, count, facts):
             at, count = none, one
-    return p.is_zero and count == one
+    return p.is_zero and at.is_zero and count == one
 
 
 def _is_below(p: Polynomial, end: Polynomial, facts: Facts) -> bool:
