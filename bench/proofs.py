@@ -20,12 +20,13 @@ A run goes on behind the rows that are there.
 from __future__ import annotations
 
 import argparse
+import shlex
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from itertools import count, islice
+from itertools import islice
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -45,6 +46,7 @@ from transconv.simplify import range_at_points
 from transconv.support import knobs
 from transconv.tuning.table import CsvTable
 from transconv.verify.fuzz import compute_trial, conv_trial, legal_schedules
+from transconv.verify.fuzz.trial import chance
 
 RULES = ("ranges", "digits", "linear", "points", "box", "never")
 VERDICTS = ("found", "missed", "harmless", "inside", "unseen")
@@ -101,8 +103,8 @@ def tried(kind: str, seed: int, number: int) -> dict[str, Any]:
         line, kernels = KINDS[kind](seed, number)
         found = proved(kernels) | strays(kernels, Random(f"strays {kind} {seed} {number}"))
     except TransconvError as error:
-        about = "expected one in the memory of" in str(error)
-        found = {"status": "unproved" if about else "refused", "reason": f"{type(error).__name__}: {error}"}
+        status = "unproved" if "expected one in the memory of" in str(error) else "refused"
+        found = {"status": status, "reason": f"{type(error).__name__}: {error}"}
     told = {} if found["status"] == "proved" and not found.get("missed") else {"line": line}
     return found | told | {"seconds": round(time.perf_counter() - started, 2)}
 
@@ -199,9 +201,9 @@ def at_sizes(kernel: ir.Kernel, rng: Random) -> Iterator[ir.Kernel]:
         yield kernel
         return
     yield kernel.at(kernel.sizes.like)
-    small = ({s.name: rng.randint(s.least, min(s.most, s.least + 8)) for s in kernel.sizes.each} for _ in count())
-    legal = (sizes for sizes in islice(small, TRIES) if not kernel.sizes.why_not(sizes))
-    yield from map(kernel.at, islice(legal, SIZES))
+    ends = [(s.name, s.least, min(s.most, s.least + 8)) for s in kernel.sizes.each]
+    small = ({name: rng.randint(low, high) for name, low, high in ends} for _ in range(TRIES))
+    yield from map(kernel.at, islice((s for s in small if not kernel.sizes.why_not(s)), SIZES))
 
 
 def counted(kernel: ir.Kernel, some: list[int]) -> bool | None:
@@ -234,7 +236,8 @@ def _any_size(seed: int, number: int) -> tuple[str, list[ir.Kernel]]:
         trial = conv_trial.draw_trial(f"any {seed} {number}", rng.randrange(1 << 30))
         _switched(trial.switches)
         names = every(trial.problem)
-        names = frozenset(rng.sample(sorted(names), rng.randint(1, len(names)))) if rng.random() < 0.3 else names
+        if chance(rng, 3):
+            names = frozenset(rng.sample(sorted(names), rng.randint(1, len(names))))
         problem = trial.problem.with_layout(rng.choice(("nchw", "nhwc")))
         try:
             work = ConvWorkload(problem, trial.prop, Epilogue.parse(trial.epilogue), names)
@@ -243,9 +246,9 @@ def _any_size(seed: int, number: int) -> tuple[str, list[ir.Kernel]]:
             schedule = legal_schedules.schedule(rng, computes, trial.chip)
         except TransconvError:
             continue
-        line = f"{spelled(problem, names)} --prop {trial.prop} --post {trial.epilogue!r} --schedule '{schedule}'"
         made = build(work, trial.chip, schedule, heuristics.default, False, CompiledDirection)
-        return line, [s.kernel for s in made.steps]
+        told = shlex.join([spelled(problem, names), *work.options, "--schedule", str(schedule)])
+        return f"{told} {trial.epilogue}", [s.kernel for s in made.steps]
     return "", []
 
 

@@ -10,7 +10,8 @@ import pytest
 
 from tests.simplify.evaluate import points, value
 from transconv.ir import Call, Const, Expr, Lane, Var, all_of, eq, maximum, minimum
-from transconv.simplify import Facts, Range, greatest, is_inside, linear_bounds, linear_range, range_at_points
+from transconv.simplify import Facts, Range, greatest, is_inside, linear_bounds, linear_range
+from transconv.simplify.points import range_at_points
 
 pid, step, x, y = map(Var, ("pid", "step", "x", "y"))
 m, k = Lane("m", 8, 1), Lane("k", 4, 2)
@@ -152,33 +153,29 @@ SMALL = {v: Range(0, 3) for v in (n, h, w, x, N, H, W)}
 def drawn_offset(seed: int) -> tuple[Expr, list[Expr], list[Expr]]:
     """An offset into an array of three extents, these, and most of the conditions that bound it."""
     rng = random.Random(seed)
-    fused = x * 2 + HALF
-    digits: list[tuple[Expr, list[Expr]]] = [
-        (n, [n < N]),
-        (h * 2 + HALF, [h * 2 + HALF < H]),
-        (fused // (W + 1), [fused < H * (W + 1)]),
-        (fused % (W + 1), []),
-        (fused, [fused < W]),
-        (w - 1, [1 <= w, w <= W]),
-        (Const(0), []),
-        (Const(1), []),
-    ]
-    at: Expr = Const(0)
-    extents, known = [], [s >= 1 for s in (N, H, W)]
-    for _ in range(3):
-        digit, conditions = rng.choice(digits)
-        extents.append(rng.choice([N, H, W, W + 1, Const(1), Const(2)]))
-        at = at * extents[-1] + digit
-        known += conditions if rng.random() < 0.4 else [digit < extents[-1]]
-    if rng.random() < 0.5:  # both digits of a position become it again
-        at = at + (fused % (W + 1) - fused) * rng.choice([1, 1, 2]) + (fused // (W + 1)) * (W + 1)
-    return at, extents, [c for c in known if rng.random() < 0.95]
+    fused, width = x * 2 + HALF, W + 1
+    digits = [n, h * 2 + HALF, fused // width, fused % width, fused, w - 1, Const(0), Const(1)]
+    extents = [rng.choice([N, H, W, width, Const(1), Const(2)]) for _ in range(3)]
+    chosen = [rng.choice(digits) for _ in extents]
+    at = (chosen[0] * extents[1] + chosen[1]) * extents[2] + chosen[2]
+    known = []
+    form = rng.choice(["apart", "window", "fused"])
+    if form == "window":  # over an image, whose row and column lie together in memory
+        up, left = rng.choice([-1, 0, 1]), rng.choice([-1, 0, 1])
+        extents[1:], chosen[1:] = [H, width], [fused // width + up, fused % width + left]
+        at = chosen[0] * H * width + up * width + left + fused
+    if form == "fused":
+        extents[1:], chosen[1:] = [H, width], []
+        place = fused + rng.choice([-1, 0, 1])
+        at, known = chosen[0] * H * width + place, [0 <= place, place < H * width]
+    known += [c for d, e in zip(chosen, extents, strict=False) for c in (0 <= d, d < e)]
+    return at, extents, [N >= 1, H >= 1, W >= 1, *(c for c in known if rng.random() < 0.8)]
 
 
 def test_what_is_inside_is_so_at_every_point() -> None:
     """Of drawn arrays, also with extents of 1; for many there is a proof, and for many none can be."""
     told = {True: 0, False: 0}
-    for seed in range(150):
+    for seed in range(120):
         at, extents, known = drawn_offset(seed)
         facts = Facts(ranges=SMALL)
         where = facts.knowing(known)
@@ -187,7 +184,7 @@ def test_what_is_inside_is_so_at_every_point() -> None:
                 least = range_at_points(end, known, facts)
                 assert least is not None and least.low >= 0, seed
         told[found] += 1
-    assert min(told.values()) > 30, told
+    assert min(told.values()) > 20, told
 
 
 def test_groups_of_variables_have_points_of_their_own() -> None:

@@ -32,7 +32,6 @@ from transconv.simplify import (
     Facts,
     Range,
     facts_of,
-    greatest,
     is_inside,
     linear_range,
     range_at_points,
@@ -107,15 +106,13 @@ class Footprint:
     def _for_all_sizes(self) -> str:
         """The rule that bounds the offset by the room of the tensor, an expression of sizes."""
         facts, t = self.where, self.tensor
-        last = t.room - 1 - self.offset
-        if range_of(self.offset, facts).low >= 0 and range_of(last, facts).low >= 0:
+        if range_of(self.offset, facts).low >= 0 and range_of(t.room - 1 - self.offset, facts).low >= 0:
             return "ranges"
-        p = facts.poly(self.offset)
+        offset, room = facts.poly(self.offset), facts.poly(t.room)
         extents = [facts.poly(t.extents[b.dim]) for b in t.layout.blocks]
-        if not t.pitches and is_inside(p, extents, facts):
+        if not t.pitches and is_inside(offset, extents, facts):
             return "digits"
-        inside = greatest(-p, facts, 0) <= 0 and greatest(-facts.poly(last), facts, 0) <= 0
-        return "linear" if inside else ""
+        return "linear" if is_inside(offset, [room], facts) else ""
 
     @property
     def why_not(self) -> str:
@@ -265,8 +262,8 @@ class _Accesses:
                 return facts.knowing(ir.conjuncts(self.whole(condition)))
             case ir.Let(var, value) if value.dtype.kind == "int":
                 self._access(s, facts)
-                found = range_of(self.whole(value), facts)
-                return facts if found == range_of(var, facts) else facts.with_range(var, found.lo, found.hi)
+                r = range_of(self.whole(value), facts)
+                return facts if r == range_of(var, facts) else facts.with_range(var, r.lo, r.hi)
             case _:
                 self._access(s, facts)
         return facts
@@ -275,8 +272,7 @@ class _Accesses:
         first = range_of(self.whole(loop.start), facts).lo
         facts = facts.with_range(loop.var, first, max(first or 0, loop.stop - 1))
         if loop.until is not None:
-            ends = _least_of(self.whole(loop.until))
-            facts = facts.knowing([ir.Lt(loop.var, end) for end in ends])
+            facts = facts.knowing([loop.var < end for end in _least_of(self.whole(loop.until))])
         return facts
 
     def _access(self, s: ir.Stmt, facts: Facts) -> None:

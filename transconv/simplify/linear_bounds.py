@@ -28,16 +28,8 @@ import numpy as np
 
 from transconv import ir
 from transconv.simplify.facts import Facts, both_integers
-from transconv.simplify.polynomial import Mono, Polynomial, ordered
-from transconv.simplify.ranges import (
-    INF,
-    Range,
-    between,
-    multiple_of_poly,
-    range_of,
-    range_of_poly,
-    range_of_product,
-)
+from transconv.simplify.polynomial import Mono, Polynomial, ordered, rebuild
+from transconv.simplify.ranges import INF, Range, between, multiple_of_poly, range_of, range_of_product
 
 ROWS = 160  # inequalities of one question
 PIVOTS = 120  # of one question
@@ -97,21 +89,21 @@ def _has_coordinates(p: Polynomial, extents: Sequence[Polynomial], facts: Facts)
         at, count = quotient * count + at, extent * count
         if _is_below(at, count, facts):
             at, count = none, one
-    return p.is_zero and at.is_zero and count == one
+    return at.is_zero and count == one
 
 
 def _is_below(p: Polynomial, end: Polynomial, facts: Facts) -> bool:
     """Whether ``0 <= p < end``."""
-    if range_of_poly(p, facts).low < 0 and greatest(-p, facts, 0) > 0:
+    if range_of(rebuild(p), facts).low < 0 and greatest(-p, facts, 0) > 0:
         return False
-    return range_of_poly(end - p, facts).low > 0 or greatest(p - end, facts, -1) < 0
+    return range_of(rebuild(end - p), facts).low > 0 or greatest(p - end, facts, -1) < 0
 
 
 def _in_digits(p: Polynomial, facts: Facts) -> Polynomial:
     """The sum with ``x // c * c + x % c`` for each x in it of whose remainder something is known."""
     for atom in dict.fromkeys(a for limit in facts.limits for a in limit.atoms):
         match atom:
-            case ir.Mod(x, c) | ir.Call("remainder", (x, c)) if facts.poly(x).terms:
+            case ir.Mod(x, c) | ir.Call("remainder", (x, c)) if range_of(c, facts).low > 0:
                 whole = ir.FloorDiv(x, c) if isinstance(atom, ir.Mod) else ir.Call("quotient", (x, c))
                 times, rest = p.divided(facts.poly(x))
                 if len(rest.terms) < len(p.terms):
