@@ -139,44 +139,42 @@ def footprints(kernel: ir.Kernel) -> tuple[Footprint, ...]:
 def why_not_inside(kernel: ir.Kernel) -> str:
     """The first access without a mask that is not proved to be inside of its tensor, as a sentence; empty
     if there is none. Those with a mask take ten times as long, see ``verify_addresses``."""
-    known = footprints(kernel)
-    left = _unproved(kernel, known, [i for i, f in enumerate(known) if f.mask is ir.TRUE])
-    return known[left[0]].why_not if left else ""
+    left = _unproved(kernel, masked=False)
+    return left[0].why_not if left else ""
 
 
 def _of_dividends(parts: Sequence[ir.Expr]) -> list[ir.Expr]:
-    """What conditions of quotients say of what is divided: ``x // 8 < 3`` that ``x < 24``."""
+    """What conditions of quotients say of what is divided: ``x // 8 < 3`` that ``x < 24``, and
+    ``3 < x // 8`` that ``32 <= x``; below a minimum is below both."""
     found: list[ir.Expr] = []
     for part in parts:
         match part:
             case ir.Lt(ir.FloorDiv(x, ir.Const(by)), ir.Const(limit)) if by > 0:
                 found.append(x < by * limit)
+            case ir.Lt(a, ir.FloorDiv(x, ir.Const(by))) if by > 0:
+                found.append((a + 1) * by <= x)
+            case ir.Lt(a, ir.Min(x, y)):
+                found += [a < x, a < y, *_of_dividends([a < x, a < y])]
     return found
 
 
-def _least_of(e: ir.Expr) -> list[ir.Expr]:
-    """The operands of a minimum, and of those in it."""
-    return [*_least_of(e.a), *_least_of(e.b)] if isinstance(e, ir.Min) else [e]
-
-
-def _unproved(kernel: ir.Kernel, known: Sequence[Footprint], some: Sequence[int]) -> list[int]:
-    """Those of some accesses that are not proved; where sizes are arguments, neither for all of them nor
-    for the examples."""
-    left = [i for i in some if not known[i].proof[0]]
+def _unproved(kernel: ir.Kernel, masked: bool) -> list[Footprint]:
+    """The accesses, without ``masked`` those that have no mask, that are not proved; where sizes are
+    arguments, neither for all of them nor for the examples."""
+    known = footprints(kernel)
+    left = [i for i, f in enumerate(known) if (masked or f.mask is ir.TRUE) and not f.proof[0]]
     if left and kernel.sizes:
         at = footprints(kernel.at(kernel.sizes.like))
         left = [i for i in left if not at[i].proof[0]]
-    return left
+    return [known[i] for i in left]
 
 
-def verify_addresses(kernel: ir.Kernel, stage: str = "") -> None:
+def verify_addresses(kernel: ir.Kernel, stage: str = "", masked: bool = True) -> None:
     """Raise VerifyError unless every access, masked or not, is proved to be inside of its tensor. Where
     sizes are arguments the proof is for all of them; an access that no rule bounds for all sizes is
-    proved for the examples."""
-    known = footprints(kernel)
-    left = _unproved(kernel, known, range(len(known)))
-    if left:
-        raise ir.VerifyError([(RULE, known[i].stmt, known[i].why_not) for i in left], stage=stage)
+    proved for the examples. Without ``masked`` only those without a mask are."""
+    if left := _unproved(kernel, masked):
+        raise ir.VerifyError([(RULE, access.stmt, access.why_not) for access in left], stage=stage)
 
 
 def told_addresses(kernel: ir.Kernel) -> str:
@@ -272,7 +270,8 @@ class _Accesses:
         first = range_of(self.whole(loop.start), facts).lo
         facts = facts.with_range(loop.var, first, max(first or 0, loop.stop - 1))
         if loop.until is not None:
-            facts = facts.knowing([loop.var < end for end in _least_of(self.whole(loop.until))])
+            ends = [loop.var < self.whole(loop.until)]
+            facts = facts.knowing([*ends, *_of_dividends(ends)])
         return facts
 
     def _access(self, s: ir.Stmt, facts: Facts) -> None:
