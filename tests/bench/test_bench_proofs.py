@@ -12,6 +12,7 @@ import pytest
 from bench import proofs
 from transconv.ir import Kernel
 from transconv.passes.footprints import Footprint
+from transconv.support import ScheduleError
 
 with (Path(__file__).parents[2] / "bench" / "results" / proofs.NAME).open(encoding="utf-8") as _file:
     ROWS = list(csv.DictReader(_file))
@@ -46,26 +47,25 @@ def test_strays_of_each_kind(kind: str, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows that are there are not made again; a kernel without a proof has its line and the reason, a
-    schedule that is refused for it is no proof."""
-    drawn: list[int] = []
+    """Rows that are there are not made again; a kernel without a proof has its line and the reason, and a
+    schedule that is refused for its addresses is no proof."""
+    kernels, drawn = proofs.KINDS["computation"](1, 1)[1], []
 
-    def convolution(seed: int, number: int) -> tuple[str, list[Kernel]]:
+    def computation(seed: int, number: int) -> tuple[str, list[Kernel]]:
         drawn.append(number)
         if number == 2:
-            lower(STRAY, Schedule.parse("n:128 | fma | stages=1 warps=4"), TARGETS["sm_90"], "stray")
-        return f"line {number}", [lower(PLAIN, Schedule.parse("n:64 | fma"), TARGETS["sm_90"], "k")[-1][1]]
+            raise ScheduleError("the offset n is in 1..256; expected one in the memory of X, of 0..255")
+        return f"line {number}", kernels
 
-    monkeypatch.setitem(proofs.KINDS, "convolution", convolution)
-    asked = Namespace(out=tmp_path, n=1, seed=1, kinds="convolution", time_budget=600.0)
+    monkeypatch.setitem(proofs.KINDS, "computation", computation)
+    asked = Namespace(out=tmp_path, n=1, seed=1, kinds="computation", time_budget=600.0)
     assert proofs.main(asked) == 0
-    asked.n = 2
+    asked.n = 3
     monkeypatch.setattr(Footprint, "proof", ("", None))
     monkeypatch.setattr(Footprint, "why_not", "it strays")
-    assert proofs.main(asked) == 1 and drawn == [0, 1]
+    assert proofs.main(asked) == 1 and drawn == [0, 1, 2]
     with (tmp_path / proofs.NAME).open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    assert [(r["status"], r["line"], r["reason"]) for r in rows] == [
-        ("proved", "", ""),
-        ("unproved", "line 1", "it strays"),
-    ]
+    assert [r["status"] for r in rows] == ["proved", "unproved", "unproved"]
+    assert [r["line"] for r in rows] == ["", "line 1", ""]
+    assert rows[1]["reason"] == "it strays" and "memory of X" in rows[2]["reason"]

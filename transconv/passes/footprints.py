@@ -108,6 +108,7 @@ class Footprint:
         facts, t = self.where, self.tensor
         if range_of(self.offset, facts).low >= 0 and range_of(t.room - 1 - self.offset, facts).low >= 0:
             return "ranges"
+        facts = facts.knowing(_of_dividends(facts.true))  # of the ends of loops, too
         offset, room = facts.poly(self.offset), facts.poly(t.room)
         extents = [facts.poly(t.extents[b.dim]) for b in t.layout.blocks]
         if not t.pitches and is_inside(offset, extents, facts):
@@ -270,8 +271,7 @@ class _Accesses:
         first = range_of(self.whole(loop.start), facts).lo
         facts = facts.with_range(loop.var, first, max(first or 0, loop.stop - 1))
         if loop.until is not None:
-            ends = [loop.var < self.whole(loop.until)]
-            facts = facts.knowing([*ends, *_of_dividends(ends)])
+            facts = facts.knowing([ir.Lt(loop.var, self.whole(loop.until))])
         return facts
 
     def _access(self, s: ir.Stmt, facts: Facts) -> None:
