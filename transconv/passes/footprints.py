@@ -373,6 +373,17 @@ class Plain(ir.ExprMutator):
         match cond, no:
             case ir.Lt(x, ir.Const(0)), ir.FloorDiv(y, c) if x is y and yes is -1 - (-1 - x) // c:
                 return no
+            case ir.Lt(x, ir.Const(0)), ir.Mod(y, c) if x is y and yes is _most(c) - (-1 - x) % c:
+                return no
             case ir.Lt(x, ir.Const(0)), ir.Mod(_, c) if x is no and yes is no + c:
                 return no
+            case ir.And(ir.Ne(ir.Mod(_, c) as rest, ir.Const(0)), ir.Ne(ir.Lt(x, ir.Const(0)), _)), _ if (
+                rest is x and ((no is rest and yes is no + c) or (no is x.a // c and yes is no - 1))
+            ):
+                return no  # a rest that has the other sign than its divisor, which none has
         return ir.Select(cond, yes, no)
+
+
+def _most(divisor: ir.Expr) -> ir.Expr:
+    """The largest remainder."""
+    return divisor + ir.Const(-1) if not isinstance(divisor, ir.Const) else ir.Const(divisor.value - 1)

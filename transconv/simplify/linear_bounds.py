@@ -19,7 +19,6 @@ bound on linear inequalities always has such multipliers is Farkas' lemma.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from typing import Any
@@ -103,7 +102,7 @@ def _in_digits(p: Polynomial, facts: Facts) -> Polynomial:
     """The sum with ``x // c * c + x % c`` for each x in it of whose remainder something is known."""
     for atom in dict.fromkeys(a for limit in facts.limits for a in limit.atoms):
         match atom:
-            case ir.Mod(x, c) | ir.Call("remainder", (x, c)) if range_of(c, facts).low > 0:
+            case ir.Mod(x, c) | ir.Call("remainder", (x, c)) if _is_positive(c, facts):
                 whole = ir.FloorDiv(x, c) if isinstance(atom, ir.Mod) else ir.Call("quotient", (x, c))
                 times, rest = p.divided(facts.poly(x))
                 if len(rest.terms) < len(p.terms):
@@ -228,13 +227,14 @@ def meanings(atom: ir.Expr, facts: Facts) -> list[Sum]:
     """What an atom is, as sums that are not negative."""
     at = Polynomial.atom(atom)
     match atom:
-        case ir.FloorDiv(x, c) | ir.Call("quotient", (x, c)) if range_of(c, facts).low > 0:
+        case ir.FloorDiv(x, c) | ir.Call("quotient", (x, c)) if _is_positive(c, facts):
             rest = facts.poly(x) - at * facts.poly(c)
-            return [sum_of(rest), sum_of(facts.poly(c) - rest - 1), *_highest(x, c, at, facts)]
-        case ir.Mod(x, c) | ir.Call("remainder", (x, c)) if range_of(c, facts).low > 0:
+            low = [sum_of(at)] if _is_natural(x, facts) else []
+            return [sum_of(rest), sum_of(facts.poly(c) - rest - 1), *low, *_highest(x, c, at, facts)]
+        case ir.Mod(x, c) | ir.Call("remainder", (x, c)) if _is_positive(c, facts):
             kind = ir.FloorDiv(x, c) if isinstance(atom, ir.Mod) else ir.Call("quotient", (x, c))
             zero = facts.poly(x) - Polynomial.atom(kind) * facts.poly(c) - at
-            return [sum_of(zero), sum_of(-zero), sum_of(facts.poly(c) - at - 1)]
+            return [sum_of(zero), sum_of(-zero), sum_of(facts.poly(c) - at - 1), sum_of(at)]
         case ir.Min(a, b) if atom.dtype.kind == "index":
             return [sum_of(facts.poly(a) - at), sum_of(facts.poly(b) - at)]
         case ir.Max(a, b) if atom.dtype.kind == "index":
@@ -246,16 +246,46 @@ def meanings(atom: ir.Expr, facts: Facts) -> list[Sum]:
     return []
 
 
+def _is_positive(c: ir.Expr, facts: Facts) -> bool:
+    """Whether a divisor is positive, by its range or those of its factors."""
+    if isinstance(c, ir.Const) or range_of(c, facts).low > 0:
+        return range_of(c, facts).low > 0
+    content, factors = facts.poly(c).factors()
+    return content > 0 and all(range_of(rebuild(f), facts).low > 0 for f, _ in factors)
+
+
+def _is_natural(x: ir.Expr, facts: Facts) -> bool:
+    """Whether a position is not negative, by its range, by an inequality about it, or as its parts are."""
+    p = facts.poly(x)
+    if range_of(x, facts).low >= 0:
+        return True
+    if any(limit.terms == p.terms and limit.const <= p.const for limit in facts.limits):
+        return True
+    match x:
+        case ir.FloorDiv(a, c) | ir.Call("quotient", (a, c)):
+            return _is_natural(a, facts) and _is_positive(c, facts)
+        case ir.Mod(_, c) | ir.Call("remainder", (_, c)):
+            return _is_positive(c, facts)
+    parts = [a for m, _ in p.terms for a in m if a is not x]
+    return min([p.const, *(c for _, c in p.terms)]) >= 0 < len(parts) and all(
+        _is_natural(a, facts) for a in parts
+    )
+
+
 def _highest(x: ir.Expr, c: ir.Expr, at: Polynomial, facts: Facts) -> list[Sum]:
-    """``x // c <= n - 1`` for each known ``x <= n*c - 1``, where c is an expression of sizes."""
+    """``x // c <= n - 1`` for each known ``x <= n*c - 1``, where c and n are expressions of sizes."""
     p, by = facts.poly(x), facts.poly(c)
     found: list[Sum] = []
     known = [*facts.limits, *(Polynomial.of(_split(s)[0], _split(s)[1]) for s in meanings_of(x, facts))]
+    falling = [(m, -k) for m, k in p.terms if k < 0 and len(m) == 1]
+    lows = [range_of(m[0], facts).lo for m, _ in falling]
+    if falling and None not in lows:
+        least = sum(k * (low or 0) for (_, k), low in zip(falling, lows, strict=True))
+        known.append(Polynomial.of(falling, -least))
     for limit in known:
-        if limit.terms != p.terms and all(limit.coefficient(m) == -k for m, k in p.terms):
-            above = limit + p + 1
-            n, rest = above.divided(by)
-            if not rest.terms and rest.const == 0:
+        if limit.terms != p.terms and any(limit.coefficient(m) == -k for m, k in p.terms):
+            n, rest = (limit + p + 1).divided(by)
+            if rest.is_zero:
                 found.append(sum_of(n - 1 - at))
     return found
 
@@ -272,14 +302,12 @@ def _split(p: Sum) -> tuple[list[tuple[Mono, int]], int]:
 
 def _without(mono: Mono, part: Mono) -> Mono | None:
     """The product without some of its factors; None if it lacks one."""
-    if len(part) == 1:
-        if part[0] not in mono:
+    rest = [*mono]
+    for factor in part:
+        if factor not in rest:
             return None
-        at = mono.index(part[0])
-        return mono[:at] + mono[at + 1 :]
-    rest = Counter(mono)
-    rest.subtract(Counter(part))
-    return None if min(rest.values()) < 0 else ordered(rest.elements())
+        rest.remove(factor)
+    return tuple(rest)
 
 
 def _times(p: Sum, factor: Mono) -> Sum:
