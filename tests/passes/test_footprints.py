@@ -241,6 +241,17 @@ def test_tiles_of_several_axes_in_parts_are_proved_for_all_sizes(words: str) -> 
     assert len(unproved([longer])) == 2
 
 
+def test_an_operand_along_an_open_size_has_it() -> None:
+    """Of the example it has one element, of other sizes a row's."""
+    plain, names = marked("mb2?ic5ih1?oc8oh1kh3ph1")
+    work = ConvWorkload(ConvProblem.parse(plain), Prop.FWD, Epilogue.parse("add:f32:4"), names)
+    schedule = Schedule.parse(f"mb.oh.ow:16 oc:8 | {GATHERED}")
+    kernel = build(work, SM90, schedule, None, False, CompiledDirection).steps[0].kernel
+    assert unproved([kernel]) == unproved([kernel.at({"MB": 1, "IH": 7, "IW": 3})]) == []
+    loads = [a for a in footprints(kernel.at({"MB": 1, "IH": 7, "IW": 3})) if a.tensor.name == "arg0"]
+    assert [(a.tensor.shape, a.proof[1].hi) for a in loads] == [((1, 1, 7, 1), 6)]
+
+
 def reaches_inside(at: Footprint) -> bool:
     want = range_at_points(at.offset, conjuncts(at.mask), at.facts)
     assert want is not None

@@ -259,7 +259,7 @@ def _is_natural(x: ir.Expr, facts: Facts) -> bool:
     p = facts.poly(x)
     if range_of(x, facts).low >= 0:
         return True
-    if any(limit.terms == p.terms and limit.const <= p.const for limit in facts.limits):
+    if any(limit.whole == p.whole and limit.const <= p.const for limit in facts.limits):
         return True
     match x:
         case ir.FloorDiv(a, c) | ir.Call("quotient", (a, c)):
@@ -277,11 +277,9 @@ def _highest(x: ir.Expr, c: ir.Expr, at: Polynomial, facts: Facts) -> list[Sum]:
     p, by = facts.poly(x), facts.poly(c)
     found: list[Sum] = []
     known = [*facts.limits, *(Polynomial.of(_split(s)[0], _split(s)[1]) for s in meanings_of(x, facts))]
-    falling = [(m, -k) for m, k in p.terms if k < 0 and len(m) == 1]
-    lows = [range_of(m[0], facts).lo for m, _ in falling]
-    if falling and None not in lows:
-        least = sum(k * (low or 0) for (_, k), low in zip(falling, lows, strict=True))
-        known.append(Polynomial.of(falling, -least))
+    for m, k in p.terms:
+        if k < 0 and len(m) == 1 and (low := range_of(m[0], facts).lo) is not None:
+            known.append(Polynomial.of([(m, -k)], k * low))
     for limit in known:
         if limit.terms != p.terms and any(limit.coefficient(m) == -k for m, k in p.terms):
             n, rest = (limit + p + 1).divided(by)
