@@ -9,14 +9,14 @@ from fractions import Fraction
 import pytest
 
 from tests.simplify.evaluate import points, value
-from transconv.ir import Call, Const, Expr, Lane, Var, all_of, eq, maximum, minimum
+from transconv.ir import Call, Const, Expr, Lane, Var, all_of, eq, maximum, minimum, select
 from transconv.simplify import Facts, Range, greatest, is_inside, linear_bounds, linear_range
 from transconv.simplify.points import range_at_points
 
 pid, step, x, y = map(Var, ("pid", "step", "x", "y"))
 m, k = Lane("m", 8, 1), Lane("k", 4, 2)
-SPACE = {pid: Range(0, 5), step: Range(0, 2), m: Range(0, 7), k: Range(0, 3)}
-FACTS = Facts(ranges={pid: Range(0, 5), step: Range(0, 2)})
+SPACE = {pid: Range(0, 5), step: Range(0, 2), y: Range(2, 3), m: Range(0, 7), k: Range(0, 3)}
+FACTS = Facts(ranges={v: r for v, r in SPACE.items() if isinstance(v, Var)})
 
 
 def atoms(rng: random.Random) -> list[Expr]:
@@ -36,6 +36,9 @@ def atoms(rng: random.Random) -> list[Expr]:
         minimum(other, 5),
         maximum(m - 3, 0),
         (pid % c * 8 + m) // d,
+        (fused - k) // (y * y - y),
+        (40 - fused) % (y * y - y),
+        select(other < d, other + 9, other - d),
     ]
 
 

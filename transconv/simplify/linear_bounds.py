@@ -102,7 +102,9 @@ def _in_digits(p: Polynomial, facts: Facts) -> Polynomial:
     """The sum with ``x // c * c + x % c`` for each x in it of whose remainder something is known."""
     for atom in dict.fromkeys(a for limit in facts.limits for a in limit.atoms):
         match atom:
-            case ir.Mod(x, c) | ir.Call("remainder", (x, c)) if _is_positive(c, facts):
+            case ir.Mod(x, c) | ir.Call("remainder", (x, c)) if facts.poly(x).terms and _is_positive(
+                c, facts
+            ):
                 whole = ir.FloorDiv(x, c) if isinstance(atom, ir.Mod) else ir.Call("quotient", (x, c))
                 times, rest = p.divided(facts.poly(x))
                 if len(rest.terms) < len(p.terms):
