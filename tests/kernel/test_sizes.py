@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,12 +17,14 @@ from tests.kernel import wrong_launches
 from tests.kernel.wrong_launches import declared
 from transconv.backend_triton import KernelStart
 from transconv.errors import KernelError
-from transconv.ir import Kernel, Memory, run
+from transconv.ir import Kernel, Load, Memory, Mutator, VerifyError, run
 from transconv.kernel import Constant, Group, KernelFunction, kernel
 from transconv.kernel.launch import kernel_plan
 from transconv.kernel.launch.arguments import Number, sizing, tensors_of, unit_of
 from transconv.kernel.launch.kernel_plan import signature
+from transconv.passes.scalar import index_width
 from transconv.runtime import Launch, torch_internals
+from transconv.support import knobs
 from transconv.target import TARGETS
 
 KERNEL = SimpleNamespace(function="f", packed_metadata="m")
@@ -122,6 +126,27 @@ def test_what_a_branch_depends_on_is_required() -> None:
 def same(group: Any, X: Any, Y: Any) -> None:
     (i,) = group.work_offset()
     group.store(Y[i:], group.load(X[i:], shape=group.shape) + 1.0)
+
+
+class Moved(Mutator):
+    """Loads of the next element."""
+
+    def mutate_Load(self, at: Load) -> Load:
+        return replace(at, offset=at.offset + 1)
+
+
+@pytest.mark.parametrize(("rows", "checked"), [(128, False), (128, True), (100, True)])
+def test_a_stray_address_is_refused(rows: int, checked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a mask in every process; with one where kernels are verified, although a few of its
+    elements are outside for the last group alone."""
+    given = Group(rows, 64), draw(rows), draw(rows)
+    told = fresh(same).explain(*given, target="sm_90")
+    assert re.search(rf"load  X +0\.\.{rows - 1} of 0\.\.{rows - 1}, by \w+ for all sizes", told)
+    narrow = index_width.narrow
+    monkeypatch.setattr(index_width, "narrow", lambda k: Moved().rebuilt(narrow(k)))
+    monkeypatch.setattr(knobs, "verify", lambda: checked)
+    with pytest.raises(VerifyError, match=r"addresses-are-inside(?s:.*) in the memory of X"):
+        fresh(same).lower(*given, target="sm_90")
 
 
 def test_equal_sizes_share_a_name_and_others_do_not() -> None:

@@ -11,12 +11,25 @@ import pytest
 
 from tests.backend_triton.test_emit import CASES as GOLDEN
 from transconv.compute import Compute, parse
-from transconv.conv import ConvProblem, ConvWorkload, Epilogue, Prop, compiler, marked
-from transconv.ir import Kernel, Load, Lt, Mutator, Node, Var, VerifyError, all_of, conjuncts, find, verify
+from transconv.conv import CompiledDirection, ConvProblem, ConvWorkload, Epilogue, Prop, compiler, marked
+from transconv.ir import (
+    For,
+    Kernel,
+    Load,
+    Lt,
+    Mutator,
+    Node,
+    Var,
+    VerifyError,
+    all_of,
+    conjuncts,
+    find,
+    verify,
+)
 from transconv.passes import levels, lower, told_addresses
 from transconv.passes.footprints import Footprint, footprints, is_within, verify_addresses, why_not_inside
 from transconv.passes.scalar import index_width
-from transconv.runtime import build_compute
+from transconv.runtime import build, build_compute
 from transconv.schedule import Schedule
 from transconv.simplify import range_at_points
 from transconv.support import ScheduleError, TransconvError, knobs
@@ -177,6 +190,72 @@ def test_a_stray_of_large_sizes_is_found_by_the_proof_alone() -> None:
         assert ComputationCase(ANY.at(N=n)).interpreted(stray.at({"N": n})).problem == ""
     assert unproved([kernel]) == []
     assert "is not bounded by the sizes" in unproved([stray])[0]
+
+
+CLIPPED = "mb8?ic8ih56?oc8oh56kh3ph1"
+GRADIENTS = (
+    "kw.ic:32 oc:16 oh:4 ow:16 | mma | a=gather b=gather | split_k=41 stages=4 warps=4",
+    "kw.ic:16 oc:16 oh.ow:64 | mma | a=gather b=gather | stages=4 warps=4",
+    "kw.ic:16 oc:16 oh.ow:64 | mma | a=gather b=gather | split_k=8 stages=4 warps=4",
+    "kw.ic:16 oc:16 ow:64 | mma | a=gather b=gather | split_k=8 stages=4 warps=4",
+)
+
+
+class Longer(Mutator):
+    """Loops of a kind with one more iteration."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+
+    def mutate_For(self, at: For) -> For:
+        made = replace(at, body=self.mutate(at.body))
+        if at.kind != self.kind:
+            return made
+        return replace(made, stop=at.stop + 1, until=None if at.until is None else at.until + 1)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [GRADIENTS[1], *(pytest.param(w, marks=pytest.mark.slow) for w in GRADIENTS if w != GRADIENTS[1])],
+)
+def test_tiles_of_several_axes_in_parts_are_proved_for_all_sizes(words: str) -> None:
+    """A loop over tiles of images, rows and columns that ends with its part or with the last tile. Without
+    a condition of a mask there is a proof if and only if all points of some sizes are inside, and none
+    with an iteration more."""
+    plain, names = marked(CLIPPED)
+    work = ConvWorkload(ConvProblem.parse(plain), Prop.BWD_W, open=names)
+    kernel = build(work, SM90, Schedule.parse(words), None, False, CompiledDirection).steps[0].kernel
+    assert kernel.sizes is not None and unproved([kernel]) == []
+    each = [
+        footprints(kernel.at({"MB": mb, "IH": ih, "IW": iw})) for mb, ih, iw in ((1, 5, 19), (2, 6, 3))
+    ]
+    found = {True: 0, False: 0}
+    for access, *at in zip(footprints(kernel), *each, strict=True):
+        for i, less in enumerate(without_a_condition(access) if access.does == "load" else ()):
+            inside = all(reaches_inside([*without_a_condition(a)][i]) for a in at)
+            assert bool(less.proof[0]) is inside, str(less.mask)
+            found[inside] += 1
+    assert found[True] >= 2 and found[False] >= 6, found
+    longer = Longer("serial").rebuilt(kernel)
+    verify(longer, levels()["final"])
+    assert len(unproved([longer])) == 2
+
+
+def test_an_operand_along_an_open_size_has_it() -> None:
+    """Of the example it has one element, of other sizes a row's."""
+    plain, names = marked("mb2?ic5ih1?oc8oh1kh3ph1")
+    work = ConvWorkload(ConvProblem.parse(plain), Prop.FWD, Epilogue.parse("add:f32:4"), names)
+    schedule = Schedule.parse(f"mb.oh.ow:16 oc:8 | {GATHERED}")
+    kernel = build(work, SM90, schedule, None, False, CompiledDirection).steps[0].kernel
+    assert unproved([kernel]) == unproved([kernel.at({"MB": 1, "IH": 7, "IW": 3})]) == []
+    loads = [a for a in footprints(kernel.at({"MB": 1, "IH": 7, "IW": 3})) if a.tensor.name == "arg0"]
+    assert [(a.tensor.shape, a.proof[1].hi) for a in loads] == [((1, 1, 7, 1), 6)]
+
+
+def reaches_inside(at: Footprint) -> bool:
+    want = range_at_points(at.offset, conjuncts(at.mask), at.facts)
+    assert want is not None
+    return is_within(want, at.room)
 
 
 def test_an_access_without_a_mask_is_proved_in_every_process(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,13 +9,14 @@ from fractions import Fraction
 import pytest
 
 from tests.simplify.evaluate import points, value
-from transconv.ir import Call, Const, Expr, Lane, Var, all_of, eq, maximum, minimum
-from transconv.simplify import Facts, Range, greatest, linear_bounds, linear_range, range_at_points
+from transconv.ir import Call, Const, Expr, Lane, Var, all_of, eq, maximum, minimum, select
+from transconv.simplify import Facts, Range, greatest, is_inside, linear_bounds, linear_range
+from transconv.simplify.points import range_at_points
 
 pid, step, x, y = map(Var, ("pid", "step", "x", "y"))
 m, k = Lane("m", 8, 1), Lane("k", 4, 2)
-SPACE = {pid: Range(0, 5), step: Range(0, 2), m: Range(0, 7), k: Range(0, 3)}
-FACTS = Facts(ranges={pid: Range(0, 5), step: Range(0, 2)})
+SPACE = {pid: Range(0, 5), step: Range(0, 2), y: Range(2, 3), m: Range(0, 7), k: Range(0, 3)}
+FACTS = Facts(ranges={v: r for v, r in SPACE.items() if isinstance(v, Var)})
 
 
 def atoms(rng: random.Random) -> list[Expr]:
@@ -35,6 +36,9 @@ def atoms(rng: random.Random) -> list[Expr]:
         minimum(other, 5),
         maximum(m - 3, 0),
         (pid % c * 8 + m) // d,
+        (fused - k) // (y * y - y),
+        (40 - fused) % (y * y - y),
+        select(other < d, other + 9, other - d),
     ]
 
 
@@ -143,6 +147,47 @@ def test_quotients_of_multiples() -> None:
     assert greatest(-facts.poly(row * W), even, 0) == 0
     assert greatest(-facts.poly(row * W), facts.knowing([row < H]), 0) > 0
     assert greatest(facts.poly(row * W - H * W), even, -1) == -1
+
+
+HALF = Lane("half", 2, 1)
+SMALL = {v: Range(0, 3) for v in (n, h, w, x, N, H, W)}
+
+
+def drawn_offset(seed: int) -> tuple[Expr, list[Expr], list[Expr]]:
+    """An offset into an array of three extents, these, and most of the conditions that bound it."""
+    rng = random.Random(seed)
+    fused, width = x * 2 + HALF, W + 1
+    digits = [n, h * 2 + HALF, fused // width, fused % width, fused, w - 1, Const(0), Const(1)]
+    extents = [rng.choice([N, H, W, width, Const(1), Const(2)]) for _ in range(3)]
+    chosen = [rng.choice(digits) for _ in extents]
+    at = (chosen[0] * extents[1] + chosen[1]) * extents[2] + chosen[2]
+    known = []
+    form = rng.choice(["apart", "window", "fused"])
+    if form == "window":  # over an image, whose row and column lie together in memory
+        up, left = rng.choice([-1, 0, 1]), rng.choice([-1, 0, 1])
+        extents[1:], chosen[1:] = [H, width], [fused // width + up, fused % width + left]
+        at = chosen[0] * H * width + up * width + left + fused
+    if form == "fused":
+        extents[1:], chosen[1:] = [H, width], []
+        place = fused + rng.choice([-1, 0, 1])
+        at, known = chosen[0] * H * width + place, [0 <= place, place < H * width]
+    known += [c for d, e in zip(chosen, extents, strict=False) for c in (0 <= d, d < e)]
+    return at, extents, [N >= 1, H >= 1, W >= 1, *(c for c in known if rng.random() < 0.8)]
+
+
+def test_what_is_inside_is_so_at_every_point() -> None:
+    """Of drawn arrays, also with extents of 1; for many there is a proof, and for many none can be."""
+    told = {True: 0, False: 0}
+    for seed in range(120):
+        at, extents, known = drawn_offset(seed)
+        facts = Facts(ranges=SMALL)
+        where = facts.knowing(known)
+        if found := is_inside(where.poly(at), [where.poly(e) for e in extents], where):
+            for end in (at, extents[0] * extents[1] * extents[2] - 1 - at):
+                least = range_at_points(end, known, facts)
+                assert least is not None and least.low >= 0, seed
+        told[found] += 1
+    assert min(told.values()) > 20, told
 
 
 def test_groups_of_variables_have_points_of_their_own() -> None:

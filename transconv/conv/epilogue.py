@@ -493,13 +493,9 @@ def _tensor(operand: PostOpOperand, result: Tensor) -> Tensor:
     extents = result.extents and tuple(
         e if on else Const(1) for e, on in zip(result.extents, along, strict=True)
     )
-    return Tensor(
-        operand.name,
-        result.dims,
-        shape,
-        _layout(operand, dtype, shape, result),
-        extents=extents if shape != (1,) * rank else (),
-    )
+    alone = shape == (1,) * rank and all(isinstance(e, Const) for e in extents)
+    layout = _layout(operand, dtype, shape, result)
+    return Tensor(operand.name, result.dims, shape, layout, extents=() if alone else extents)
 
 
 def _layout(operand: PostOpOperand, dtype: DType, shape: tuple[int, ...], result: Tensor) -> Layout:

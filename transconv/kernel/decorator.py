@@ -408,7 +408,8 @@ class KernelFunction(KernelDeclaration):
 
     def explain(self, *args: Any, target: Target | str | None = None, **words: Any) -> str:
         """How the kernel is launched for such arguments: the groups, their shape and whether it was asked
-        for, warps, sizes that are arguments and what is required of them, masks that were proved away."""
+        for, warps, sizes that are arguments and what is required of them, masks that were proved away,
+        which addresses it reaches, by which proof."""
         chip = detect() if target is None else Target.parse(target) if isinstance(target, str) else target
         return explained(*self._launches.chosen(self.asked(args, words), chip), chip)
 

@@ -10,6 +10,7 @@ and lanes, and of what divides these, whose ranges are known. Rules, in the orde
 
 ==========  ================================================================================
 ``ranges``  the ranges of the sum's terms, under the mask (interval arithmetic)
+``digits``  divided by the strides, sizes that are arguments, it has a coordinate inside of each extent
 ``linear``  multiples of the mask's inequalities, and of what ``//`` and ``%`` mean, bound it
 ``points``  it was computed for all loops and lanes, where there are few
 ``box``     the copy engine leaves out what is outside of the tensor
@@ -31,7 +32,7 @@ from transconv.simplify import (
     Facts,
     Range,
     facts_of,
-    greatest,
+    is_inside,
     linear_range,
     range_at_points,
     range_of,
@@ -104,28 +105,15 @@ class Footprint:
 
     def _for_all_sizes(self) -> str:
         """The rule that bounds the offset by the room of the tensor, an expression of sizes."""
-        facts, names = self._named_extents()
-        offset, mask, room = (ir.substitute(e, names) for e in (self.offset, self.mask, self.tensor.room))
-        parts = [c for c in ir.conjuncts(mask) if c is not ir.TRUE]
-        facts = facts.knowing(parts) if parts else facts
-        low = range_of(offset, facts).low >= 0
-        if low and range_of(room - 1 - offset, facts).low >= 0:
+        facts, t = self.where, self.tensor
+        if range_of(self.offset, facts).low >= 0 and range_of(t.room - 1 - self.offset, facts).low >= 0:
             return "ranges"
-        p = facts.poly(offset)
-        low = low or greatest(-p, facts, 0) <= 0
-        return "linear" if low and greatest(p - facts.poly(room), facts, -1) < 0 else ""
-
-    def _named_extents(self) -> tuple[Facts, dict[ir.Node, ir.Expr]]:
-        """Names for extents such as ``H//2 - 1``, so that their products are products of names: what is
-        known then, and what stands for ``H//2``."""
-        facts, names = self.facts, dict[ir.Node, ir.Expr]()
-        for i, extent in enumerate(self.tensor.extents):
-            p = facts.poly(extent)
-            if p.const < 0 and len(p.atoms) == 1 and p.terms == ((p.atoms, 1),):
-                r, name = range_of(extent, facts), ir.Var(f"{self.tensor.name}_{i}")
-                facts = facts.with_range(name, r.lo, r.hi).knowing([ir.eq(name, extent)])
-                names.setdefault(p.atoms[0], name - p.const)
-        return facts, names
+        facts = facts.knowing(_of_dividends(facts.true))  # of the ends of loops, too
+        offset, room = facts.poly(self.offset), facts.poly(t.room)
+        extents = [facts.poly(t.extents[b.dim]) for b in t.layout.blocks]
+        if not t.pitches and is_inside(offset, extents, facts):
+            return "digits"
+        return "linear" if is_inside(offset, [room], facts) else ""
 
     @property
     def why_not(self) -> str:
@@ -152,39 +140,42 @@ def footprints(kernel: ir.Kernel) -> tuple[Footprint, ...]:
 def why_not_inside(kernel: ir.Kernel) -> str:
     """The first access without a mask that is not proved to be inside of its tensor, as a sentence; empty
     if there is none. Those with a mask take ten times as long, see ``verify_addresses``."""
-    known = footprints(kernel)
-    left = _unproved(kernel, known, [i for i, f in enumerate(known) if f.mask is ir.TRUE])
-    return known[left[0]].why_not if left else ""
+    left = _unproved(kernel, masked=False)
+    return left[0].why_not if left else ""
 
 
 def _of_dividends(parts: Sequence[ir.Expr]) -> list[ir.Expr]:
-    """What conditions of quotients say of what is divided: ``x // 8 < 3`` that ``x < 24``."""
+    """What conditions of quotients say of what is divided: ``x // 8 < 3`` that ``x < 24``, and
+    ``3 < x // 8`` that ``32 <= x``; below a minimum is below both."""
     found: list[ir.Expr] = []
     for part in parts:
         match part:
             case ir.Lt(ir.FloorDiv(x, ir.Const(by)), ir.Const(limit)) if by > 0:
                 found.append(x < by * limit)
+            case ir.Lt(a, ir.FloorDiv(x, ir.Const(by))) if by > 0:
+                found.append((a + 1) * by <= x)
+            case ir.Lt(a, ir.Min(x, y)):
+                found += [a < x, a < y, *_of_dividends([a < x, a < y])]
     return found
 
 
-def _unproved(kernel: ir.Kernel, known: Sequence[Footprint], some: Sequence[int]) -> list[int]:
-    """Those of some accesses that are not proved; where sizes are arguments, neither for all of them nor
-    for the examples."""
-    left = [i for i in some if not known[i].proof[0]]
+def _unproved(kernel: ir.Kernel, masked: bool) -> list[Footprint]:
+    """The accesses, without ``masked`` those that have no mask, that are not proved; where sizes are
+    arguments, neither for all of them nor for the examples."""
+    known = footprints(kernel)
+    left = [i for i, f in enumerate(known) if (masked or f.mask is ir.TRUE) and not f.proof[0]]
     if left and kernel.sizes:
         at = footprints(kernel.at(kernel.sizes.like))
         left = [i for i in left if not at[i].proof[0]]
-    return left
+    return [known[i] for i in left]
 
 
-def verify_addresses(kernel: ir.Kernel, stage: str = "") -> None:
+def verify_addresses(kernel: ir.Kernel, stage: str = "", masked: bool = True) -> None:
     """Raise VerifyError unless every access, masked or not, is proved to be inside of its tensor. Where
     sizes are arguments the proof is for all of them; an access that no rule bounds for all sizes is
-    proved for the examples."""
-    known = footprints(kernel)
-    left = _unproved(kernel, known, range(len(known)))
-    if left:
-        raise ir.VerifyError([(RULE, known[i].stmt, known[i].why_not) for i in left], stage=stage)
+    proved for the examples. Without ``masked`` only those without a mask are."""
+    if left := _unproved(kernel, masked):
+        raise ir.VerifyError([(RULE, access.stmt, access.why_not) for access in left], stage=stage)
 
 
 def told_addresses(kernel: ir.Kernel) -> str:
@@ -253,10 +244,8 @@ class _Accesses:
         """Note the accesses of a statement; the facts behind it."""
         match s:
             case ir.Seq(stmts):
-                inside = facts
                 for part in stmts:
-                    inside = self.visit(part, inside)
-                return facts if not self._assumes(stmts) else inside
+                    facts = self.visit(part, facts)
             case ir.For():
                 self.visit(s.body, self._of_loop(s, facts))
             case ir.If(cond, then, other):
@@ -270,13 +259,13 @@ class _Accesses:
             case ir.FuncCall(func, (condition,)) if func is ir.ASSUME:
                 assert isinstance(condition, ir.Expr)
                 return facts.knowing(ir.conjuncts(self.whole(condition)))
+            case ir.Let(var, value) if value.dtype.kind == "int":
+                self._access(s, facts)
+                r = range_of(self.whole(value), facts)
+                return facts if r == range_of(var, facts) else facts.with_range(var, r.lo, r.hi)
             case _:
                 self._access(s, facts)
         return facts
-
-    @staticmethod
-    def _assumes(stmts: tuple[ir.Stmt, ...]) -> bool:
-        return any(isinstance(s, ir.FuncCall) and s.func is ir.ASSUME for s in stmts)
 
     def _of_loop(self, loop: ir.For, facts: Facts) -> Facts:
         first = range_of(self.whole(loop.start), facts).lo
@@ -360,7 +349,11 @@ class Plain(ir.ExprMutator):
 
     def mutate_Cast(self, e: ir.Cast) -> ir.Expr:
         inner: ir.Expr = self.mutate(e.x)
-        return inner if e.dtype.kind == "index" == e.x.dtype.kind else ir.Cast(inner, e.type)
+        if e.dtype.kind != "index":
+            return ir.Cast(inner, e.type)
+        if e.x.dtype.kind == "index":
+            return inner
+        return ir.Cast(inner, e.type if e.x.dtype.bits > 32 else ir.index)
 
     def mutate_Const(self, e: ir.Const) -> ir.Expr:
         return ir.Const(e.value) if e.type is ir.index64 else e
@@ -380,6 +373,17 @@ class Plain(ir.ExprMutator):
         match cond, no:
             case ir.Lt(x, ir.Const(0)), ir.FloorDiv(y, c) if x is y and yes is -1 - (-1 - x) // c:
                 return no
+            case ir.Lt(x, ir.Const(0)), ir.Mod(y, c) if x is y and yes is _most(c) - (-1 - x) % c:
+                return no
             case ir.Lt(x, ir.Const(0)), ir.Mod(_, c) if x is no and yes is no + c:
                 return no
+            case ir.And(ir.Ne(ir.Mod(_, c) as rest, ir.Const(0)), ir.Ne(ir.Lt(x, ir.Const(0)), _)), _ if (
+                rest is x and ((no is rest and yes is no + c) or (no is x.a // c and yes is no - 1))
+            ):
+                return no  # a rest that has the other sign than its divisor, which none has
         return ir.Select(cond, yes, no)
+
+
+def _most(divisor: ir.Expr) -> ir.Expr:
+    """The largest remainder."""
+    return divisor + ir.Const(-1) if not isinstance(divisor, ir.Const) else ir.Const(divisor.value - 1)

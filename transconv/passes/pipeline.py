@@ -340,8 +340,9 @@ def finish(
     kernel: Kernel, target: Target, switches: Mapping[str, bool] | None = None
 ) -> list[tuple[str, Kernel]]:
     """The stages of a kernel that was written by hand, at the level of lanes: as it is, then
-    after each pass that needs no schedule. It is verified before, at the end, and with
-    TRANSCONV_VERIFY=1 after each pass; raises VerifyError."""
+    after each pass that needs no schedule. It is verified before, at the end with the addresses of
+    accesses that have no mask, and with TRANSCONV_VERIFY=1 after each pass with all addresses; raises
+    VerifyError."""
     context, runs, level = Context(None, chip=target), running(switches), levels()
     verify(kernel, WRITTEN, "the source")
     made = [("written", kernel)]
@@ -354,6 +355,7 @@ def finish(
                 verify(kernel, level[step.name], step.name)
         made.append((step.name, kernel))
     verify(kernel, WRITTEN, made[-1][0])
+    verify_addresses(kernel, made[-1][0], masked=knobs.verify())
     return made
 
 

@@ -9,6 +9,9 @@ The dual simplex method in floats finds good multipliers; they are rounded to fr
 computed from these in integers. So rounding may make a bound loose, never wrong. Products of sizes
 (``n*C*H*W`` for ``n <= N - 1``) get inequalities times factors that are not negative.
 
+An offset into an array whose extents are sizes is a position of mixed radix, and is bounded a digit at a
+time: divided by the strides, it leaves coordinates whose products with sizes are few (``is_inside``).
+
 Source of the method: C. E. Lemke, The dual method of solving the linear programming problem (1954); that a
 bound on linear inequalities always has such multipliers is Farkas' lemma.
 """
@@ -16,16 +19,15 @@ bound on linear inequalities always has such multipliers is Farkas' lemma.
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
 
 from transconv import ir
-from transconv.simplify.facts import Facts
-from transconv.simplify.polynomial import Mono, Polynomial, ordered
+from transconv.simplify.facts import Facts, both_integers
+from transconv.simplify.polynomial import Mono, Polynomial, ordered, rebuild
 from transconv.simplify.ranges import INF, Range, between, multiple_of_poly, range_of, range_of_product
 
 ROWS = 160  # inequalities of one question
@@ -60,6 +62,55 @@ def greatest(p: Polynomial, facts: Facts, enough: float = -INF) -> float:
             break
         best = min(best, system.greatest(asked))
     return best
+
+
+def is_inside(p: Polynomial, extents: Sequence[Polynomial], facts: Facts) -> bool:
+    """Whether an offset is one of an element of a dense array with these extents, the outermost first."""
+    if _has_coordinates(p, extents, facts):
+        return True
+    spelled = _in_digits(p, facts)
+    return spelled is not p and _has_coordinates(spelled, extents, facts)
+
+
+def _has_coordinates(p: Polynomial, extents: Sequence[Polynomial], facts: Facts) -> bool:
+    """Whether the quotients of an offset by the strides are from 0 to below the extents. Where one is not,
+    it is seen with the next further out as one coordinate of as many positions as both have."""
+    strides = [Polynomial.number(1)]
+    for extent in extents[:0:-1]:
+        strides.append(strides[-1] * extent)
+    quotients: list[Polynomial] = []
+    for stride in reversed(strides):
+        quotient, p = p.divided(stride)
+        quotients.append(quotient)
+    none, one = Polynomial.number(0), Polynomial.number(1)
+    at, count = none, one
+    for quotient, extent in zip(reversed(quotients), reversed(extents), strict=True):
+        at, count = quotient * count + at, extent * count
+        if _is_below(at, count, facts):
+            at, count = none, one
+    return at.is_zero and count == one
+
+
+def _is_below(p: Polynomial, end: Polynomial, facts: Facts) -> bool:
+    """Whether ``0 <= p < end``."""
+    if range_of(rebuild(p), facts).low < 0 and greatest(-p, facts, 0) > 0:
+        return False
+    return range_of(rebuild(end - p), facts).low > 0 or greatest(p - end, facts, -1) < 0
+
+
+def _in_digits(p: Polynomial, facts: Facts) -> Polynomial:
+    """The sum with ``x // c * c + x % c`` for each x in it of whose remainder something is known."""
+    for atom in dict.fromkeys(a for limit in facts.limits for a in limit.atoms):
+        match atom:
+            case ir.Mod(x, c) | ir.Call("remainder", (x, c)) if facts.poly(x).terms and _is_positive(
+                c, facts
+            ):
+                whole = ir.FloorDiv(x, c) if isinstance(atom, ir.Mod) else ir.Call("quotient", (x, c))
+                times, rest = p.divided(facts.poly(x))
+                if len(rest.terms) < len(p.terms):
+                    digits = Polynomial.atom(whole) * facts.poly(c) + Polynomial.atom(atom)
+                    p = times * digits + rest
+    return p
 
 
 def _with_residues(p: Polynomial, facts: Facts) -> Facts:
@@ -178,30 +229,63 @@ def meanings(atom: ir.Expr, facts: Facts) -> list[Sum]:
     """What an atom is, as sums that are not negative."""
     at = Polynomial.atom(atom)
     match atom:
-        case ir.FloorDiv(x, c) | ir.Call("quotient", (x, c)) if range_of(c, facts).low > 0:
+        case ir.FloorDiv(x, c) | ir.Call("quotient", (x, c)) if _is_positive(c, facts):
             rest = facts.poly(x) - at * facts.poly(c)
-            return [sum_of(rest), sum_of(facts.poly(c) - rest - 1), *_highest(x, c, at, facts)]
-        case ir.Mod(x, c) | ir.Call("remainder", (x, c)) if range_of(c, facts).low > 0:
+            low = [sum_of(at)] if _is_natural(x, facts) else []
+            return [sum_of(rest), sum_of(facts.poly(c) - rest - 1), *low, *_highest(x, c, at, facts)]
+        case ir.Mod(x, c) | ir.Call("remainder", (x, c)) if _is_positive(c, facts):
             kind = ir.FloorDiv(x, c) if isinstance(atom, ir.Mod) else ir.Call("quotient", (x, c))
             zero = facts.poly(x) - Polynomial.atom(kind) * facts.poly(c) - at
-            return [sum_of(zero), sum_of(-zero), sum_of(facts.poly(c) - at - 1)]
+            return [sum_of(zero), sum_of(-zero), sum_of(facts.poly(c) - at - 1), sum_of(at)]
         case ir.Min(a, b) if atom.dtype.kind == "index":
             return [sum_of(facts.poly(a) - at), sum_of(facts.poly(b) - at)]
         case ir.Max(a, b) if atom.dtype.kind == "index":
             return [sum_of(at - facts.poly(a)), sum_of(at - facts.poly(b))]
+        case ir.Select(ir.Lt(a, b), yes, no) if both_integers(a, b):
+            r = range_of(yes, facts.knowing([a < b])) | range_of(no, facts.knowing([b <= a]))
+            low = [] if r.lo is None else [sum_of(at - r.lo)]
+            return low if r.hi is None else [*low, sum_of(-at + r.hi)]
     return []
 
 
+def _is_positive(c: ir.Expr, facts: Facts) -> bool:
+    """Whether a divisor is positive, by its range or those of its factors."""
+    if isinstance(c, ir.Const) or range_of(c, facts).low > 0:
+        return range_of(c, facts).low > 0
+    content, factors = facts.poly(c).factors()
+    return content > 0 and all(range_of(rebuild(f), facts).low > 0 for f, _ in factors)
+
+
+def _is_natural(x: ir.Expr, facts: Facts) -> bool:
+    """Whether a position is not negative, by its range, by an inequality about it, or as its parts are."""
+    p = facts.poly(x)
+    if range_of(x, facts).low >= 0:
+        return True
+    if any(limit.whole == p.whole and limit.const <= p.const for limit in facts.limits):
+        return True
+    match x:
+        case ir.FloorDiv(a, c) | ir.Call("quotient", (a, c)):
+            return _is_natural(a, facts) and _is_positive(c, facts)
+        case ir.Mod(_, c) | ir.Call("remainder", (_, c)):
+            return _is_positive(c, facts)
+    parts = [a for m, _ in p.terms for a in m if a is not x]
+    return min([p.const, *(c for _, c in p.terms)]) >= 0 < len(parts) and all(
+        _is_natural(a, facts) for a in parts
+    )
+
+
 def _highest(x: ir.Expr, c: ir.Expr, at: Polynomial, facts: Facts) -> list[Sum]:
-    """``x // c <= n - 1`` for each known ``x <= n*c - 1``, where c is an expression of sizes."""
+    """``x // c <= n - 1`` for each known ``x <= n*c - 1``, where c and n are expressions of sizes."""
     p, by = facts.poly(x), facts.poly(c)
     found: list[Sum] = []
     known = [*facts.limits, *(Polynomial.of(_split(s)[0], _split(s)[1]) for s in meanings_of(x, facts))]
+    for m, k in p.terms:
+        if k < 0 and len(m) == 1 and (low := range_of(m[0], facts).lo) is not None:
+            known.append(Polynomial.of([(m, -k)], k * low))
     for limit in known:
-        if limit.terms != p.terms and all(limit.coefficient(m) == -k for m, k in p.terms):
-            above = limit + p + 1
-            n, rest = above.divided(by)
-            if not rest.terms and rest.const == 0:
+        if limit.terms != p.terms and any(limit.coefficient(m) == -k for m, k in p.terms):
+            n, rest = (limit + p + 1).divided(by)
+            if rest.is_zero:
                 found.append(sum_of(n - 1 - at))
     return found
 
@@ -218,14 +302,12 @@ def _split(p: Sum) -> tuple[list[tuple[Mono, int]], int]:
 
 def _without(mono: Mono, part: Mono) -> Mono | None:
     """The product without some of its factors; None if it lacks one."""
-    if len(part) == 1:
-        if part[0] not in mono:
+    rest = [*mono]
+    for factor in part:
+        if factor not in rest:
             return None
-        at = mono.index(part[0])
-        return mono[:at] + mono[at + 1 :]
-    rest = Counter(mono)
-    rest.subtract(Counter(part))
-    return None if min(rest.values()) < 0 else ordered(rest.elements())
+        rest.remove(factor)
+    return tuple(rest)
 
 
 def _times(p: Sum, factor: Mono) -> Sum:

@@ -33,6 +33,9 @@ def range_at_points(e: ir.Expr, conditions: Iterable[ir.Expr], facts: Facts) -> 
     known = [c for c in dict.fromkeys((*given, *facts.true)) if variables(c)]
     terms = [(frozenset[ir.Expr]().union(*map(variables, mono)), mono, c) for mono, c in p.terms]
     asked = frozenset[ir.Expr]().union(*(own for own, _, _ in terms), *map(variables, given))
+    fixed = [c for c in given if not variables(c) and not ir.find(c, ir.MemoryRead)]
+    if not all(bool(_value(c, {})) for c in fixed):
+        return Range(0, -1)
     known = [c for c in known if variables(c) & asked]
     low = high = p.const
     for group in groups([own for own, _, _ in terms] + [variables(c) for c in known]):

@@ -196,7 +196,7 @@ class Polynomial:
         """(q, r) with ``self = divisor*q + r``, by SymPy's division of polynomials: no term of r is a
         multiple of the divisor's first one."""
         p, d, atoms = self._both(divisor)
-        (q,), r = p.div([d])
+        q, r = p.div(d)
         return Polynomial(atoms, q), Polynomial(atoms, r)
 
     def factors(self) -> tuple[int, list[tuple[Polynomial, int]]]:

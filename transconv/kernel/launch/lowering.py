@@ -55,7 +55,7 @@ from transconv.kernel.tiles.arrays import number_of, whole
 from transconv.kernel.tiles.kernel_builder import Building, Chip
 from transconv.kernel.tiles.short_reductions import written_out
 from transconv.kernel.tiles.values import Tile
-from transconv.passes import finish
+from transconv.passes import finish, told_addresses
 from transconv.simplify import facts_of, range_of, simplify
 from transconv.support import KernelError
 from transconv.target import Target
@@ -285,8 +285,8 @@ def _warps(kernel: Kernel) -> int:
 
 def explained(made: LoweredKernel, meant: Meant, why: str, chip: Target) -> str:
     """The groups of a kernel, their shape and who chose it, warps, sizes that are arguments and what is
-    required of them, masks that were proved away. ``why``: lines about who chose what was not hinted, if
-    it was not the compiler."""
+    required of them, masks that were proved away, addresses. ``why``: lines about who chose what was not
+    hinted, if it was not the compiler."""
     group = made.group
     hinted = group.group_shape_hint is not None
     lines = [
@@ -315,7 +315,7 @@ def explained(made: LoweredKernel, meant: Meant, why: str, chip: Target) -> str:
         if not made.sizing.is_argument(at)
     ]
     lines += [f"masks      {note}" for note in made.kernel.notes]
-    return "\n".join(lines)
+    return "\n".join([*lines, told_addresses(made.kernel)])
 
 
 # -- the order of accesses -------------------------------------------------------------------------
