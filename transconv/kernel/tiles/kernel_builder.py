@@ -13,17 +13,7 @@ import numpy as np
 
 from transconv import ir
 from transconv.compute import OPS
-from transconv.kernel.functions import (
-    FUNCTIONS,
-    TileFunction,
-    beyond,
-    cast,
-    clipped,
-    common,
-    held_number,
-    operand_type,
-    result_type,
-)
+from transconv.kernel import functions
 from transconv.kernel.launch.arguments import Needed
 from transconv.kernel.source import Refusal, is_number
 from transconv.kernel.tiles.values import (
@@ -247,7 +237,7 @@ def _zero(dtype: ir.DType) -> float | int | bool:
 SUMS = ("add", "subtract")
 
 
-def apply(b: Building, row: TileFunction, values: list[Any]) -> Tile:
+def apply(b: Building, row: functions.TileFunction, values: list[Any]) -> Tile:
     """A row applied to tiles and numbers: active where all of them are."""
     if len(values) != row.arity:
         raise Refusal(f"{row.name} of {len(values)} values", f"{row.arity}")
@@ -257,23 +247,23 @@ def apply(b: Building, row: TileFunction, values: list[Any]) -> Tile:
     broadcast(*(t.shape for t in tiles))  # refused before their types are
     if row.types == "choice":
         kind = _shared(tiles[1:], values[1:])
-        args = [_condition(tiles[0]), *(cast(t.expr, kind) for t in tiles[1:])]
+        args = [_condition(tiles[0]), *(functions.cast(t.expr, kind) for t in tiles[1:])]
         made = row.expression(*args)
     else:
         shared = _shared(tiles, values)
-        work, gives = operand_type(row, shared), result_type(row, shared)
-        if beyond(row, work, [_numbers(b, t, work, row.types == "bool") for t in tiles]):
+        work, gives = functions.operand_type(row, shared), functions.result_type(row, shared)
+        if functions.beyond(row, work, [_numbers(b, t, work, row.types == "bool") for t in tiles]):
             if any(isinstance(t.expr, ir.Const) for t in tiles):
                 return _decided(row, tiles)
             work = ir.index
-        args = [cast(t.expr, work) for t in tiles]
+        args = [functions.cast(t.expr, work) for t in tiles]
         if row.often and work.kind != "index":
             args = [e if is_leaf(e) else b.let("value", e) for e in args]
         known = [e for e in args if isinstance(e, ir.Const)]
         made = (
             folded(row, known, gives)
             if len(known) == row.arity
-            else cast(row.expression(*args), gives if work is not gives else row_type(row, work))
+            else functions.cast(row.expression(*args), gives if work is not gives else row_type(row, work))
         )
     return combined(tiles, made)
 
@@ -295,13 +285,13 @@ def _numbers(b: Building, tile: Tile, work: ir.DType, compared: bool) -> tuple[i
     return work.limits if b.holds(inside) else found
 
 
-def _decided(row: TileFunction, tiles: list[Tile]) -> Tile:
+def _decided(row: functions.TileFunction, tiles: list[Tile]) -> Tile:
     """A comparison with a number that the type of a tile does not hold: all its values compare alike."""
     values = [int(t.expr.value) if isinstance(t.expr, ir.Const) else t.dtype.limits[0] for t in tiles]
     return combined(tiles, ir.Const(bool(row.numpy(*values)), ir.boolean))
 
 
-def _with_product(b: Building, row: TileFunction, values: list[Any]) -> Tile | None:
+def _with_product(b: Building, row: functions.TileFunction, values: list[Any]) -> Tile | None:
     """A sum or difference of float32 in which a product is written, rounded once; of two products the
     second is not rounded. None for other rows and operands. A product that has a name is rounded, and one
     beside a matrix product, which the matrix unit adds."""
@@ -313,9 +303,9 @@ def _with_product(b: Building, row: TileFunction, values: list[Any]) -> Tile | N
         return None
     product, other = given[at].expr, given[1 - at]
     assert isinstance(product, ir.Mul)
-    sides = [replace(given[at], expr=cast(e, ir.f32)) for e in (product.a, product.b)]
+    sides = [replace(given[at], expr=functions.cast(e, ir.f32)) for e in (product.a, product.b)]
     x, y, z = aligned(b, [*sides, other])
-    first, added = x.expr, cast(z.expr, ir.f32)
+    first, added = x.expr, functions.cast(z.expr, ir.f32)
     if row.name == "subtract":
         first, added = (negated(first), added) if at == 1 else (first, negated(added))
     return combined([x, y, z], ir.Call("fma", (first, y.expr, added)))
@@ -344,21 +334,21 @@ def deepened(b: Building, t: Tile, rank: int) -> Tile:
     return replace(b.placed(t, shape, of), items=at)
 
 
-def folded(row: TileFunction, operands: list[ir.Const], gives: ir.DType) -> ir.Const:
+def folded(row: functions.TileFunction, operands: list[ir.Const], gives: ir.DType) -> ir.Const:
     """The value of a row of constants, as NumPy computes it: 0.0 / 0.0 is NaN."""
     held = [ir.convert(np.asarray(c.value), c.type) for c in operands]
     with np.errstate(all="ignore"):
         return ir.Const(ir.convert(np.asarray(row.numpy(*held)), gives).item(), gives)
 
 
-def row_type(row: TileFunction, work: ir.DType) -> ir.DType:
+def row_type(row: functions.TileFunction, work: ir.DType) -> ir.DType:
     """The type of the expression of a row that computes in ``work``."""
     return ir.boolean if row.types in ("bool", "logic") else work
 
 
 def named(b: Building, name: str, *values: Any) -> Tile:
     """The row of this name, applied."""
-    return apply(b, FUNCTIONS[name], list(values))
+    return apply(b, functions.FUNCTIONS[name], list(values))
 
 
 def power(b: Building, base: Any, exponent: Any) -> Tile:
@@ -370,16 +360,16 @@ def power(b: Building, base: Any, exponent: Any) -> Tile:
     if x.dtype.is_integer:
         if not whole or exponent < 0 or isinstance(exponent, float):
             return named(b, "power", base, float(exponent))
-        held_number(exponent, x.dtype)
+        functions.held_number(exponent, x.dtype)
         work = x.dtype
     else:
-        shared = common([x.dtype], [])
-        work = operand_type(FUNCTIONS["square" if whole else "sqrt"], shared)
-    e = cast(x.expr, work)
+        shared = functions.common([x.dtype], [])
+        work = functions.operand_type(functions.FUNCTIONS["square" if whole else "sqrt"], shared)
+    e = functions.cast(x.expr, work)
     e = e if is_leaf(e) else b.let("base", e)
     made = _repeated(b, e, exponent) if work.is_integer else OPS["pow"](e, ir.Const(float(exponent), work))
-    gives = x.dtype if work.is_integer else common([x.dtype], [])
-    return replace(x, expr=cast(made, gives))
+    gives = x.dtype if work.is_integer else functions.common([x.dtype], [])
+    return replace(x, expr=functions.cast(made, gives))
 
 
 def _repeated(b: Building, e: ir.Expr, times: int) -> ir.Expr:
@@ -396,7 +386,7 @@ def _repeated(b: Building, e: ir.Expr, times: int) -> ir.Expr:
 def clip(b: Building, x: Any, low: Any = None, high: Any = None) -> Tile:
     """``x`` between limits; None for no limit."""
     made = tile_of(x)
-    low, high = clipped(made.dtype, low, high)
+    low, high = functions.clipped(made.dtype, low, high)
     if low is not None:
         made = named(b, "maximum", made, low)
     return made if high is None else named(b, "minimum", made, high)
@@ -404,7 +394,7 @@ def clip(b: Building, x: Any, low: Any = None, high: Any = None) -> Tile:
 
 def as_type(tile: Tile, dtype: ir.DType) -> Tile:
     """The tile in another type."""
-    return replace(tile, expr=cast(tile.expr, dtype))
+    return replace(tile, expr=functions.cast(tile.expr, dtype))
 
 
 def position(value: Any, what: str = "an index", each: int = 0) -> ir.Expr:
@@ -414,7 +404,7 @@ def position(value: Any, what: str = "an index", each: int = 0) -> ir.Expr:
     if tile.own or tile.items not in (0, each) or not tile.dtype.is_integer or tile.mask:
         found = tile if tile.shape or not tile.mask else "a number that may be inactive"
         raise Refusal(f"{found} as {what}", "a whole number")
-    return cast(tile.expr, ir.index) if tile.dtype.kind != "index" else tile.expr
+    return functions.cast(tile.expr, ir.index) if tile.dtype.kind != "index" else tile.expr
 
 
 def _condition(tile: Tile) -> ir.Expr:
@@ -426,7 +416,7 @@ def _condition(tile: Tile) -> ir.Expr:
 def _shared(tiles: list[Tile], values: list[Any]) -> ir.DType:
     weak: list[type] = [type(v) for v in values if is_number(v)]
     strong = [t.dtype for t, v in zip(tiles, values, strict=True) if not is_number(v)]
-    return common(strong or [t.dtype for t in tiles], weak)
+    return functions.common(strong or [t.dtype for t in tiles], weak)
 
 
 @dataclass(frozen=True, slots=True)
