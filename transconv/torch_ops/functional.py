@@ -22,8 +22,8 @@ from torch.autograd import forward_ad
 from torch.overrides import handle_torch_function, has_torch_function
 
 from transconv.calls import route_cache, stats
-from transconv.calls.autograd import Gradients, class_of, forward_of, start_backward
 from transconv.calls.guard import is_batched, means_more
+from transconv.calls.route_cache import Gradients, class_of, forward_of, start_backward
 from transconv.calls.settings import settings
 from transconv.calls.size_policy import policy
 from transconv.runtime import torch_internals
@@ -84,9 +84,9 @@ class ConvolutionFunction(torch.autograd.Function):
 
 
 class CastConvolutionFunction(torch.autograd.Function):
-    """Under autocast, for calls whose casts are made already: ``apply(input, weight, bias, cast weight,
-    cast bias, route)``. Weight and bias are as the caller gave them, their casts carry no history:
-    autograd's engine casts the gradients back, and a call costs one node instead of three."""
+    """The autograd function of calls under autocast whose casts are made: ``apply(input, weight, bias,
+    cast weight, cast bias, route)``. Weight and bias are as the caller gave them, their casts carry no
+    history: autograd's engine casts the gradients back, and a call costs one node instead of three."""
 
     @staticmethod
     def forward(

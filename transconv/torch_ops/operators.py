@@ -34,9 +34,8 @@ from torch.utils import flop_counter
 from transconv.calls import route_cache
 from transconv.torch_ops import arguments, tensor_subclasses, transforms
 from transconv.torch_ops.arguments import Params
-from transconv.torch_ops.calls.batch_sums import bias_gradient
 from transconv.torch_ops.calls.call_attributes import CallAttributes, request
-from transconv.torch_ops.calls.lower_call import DTYPES, target_of
+from transconv.torch_ops.calls.lower_call import DTYPES, bias_gradient, target_of
 from transconv.torch_ops.conversion import aten_convolutions
 from transconv.torch_ops.conversion.aten_convolutions import dual
 

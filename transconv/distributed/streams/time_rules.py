@@ -19,6 +19,7 @@ from transconv.distributed.streams.graph_capture import Capture, CapturedOperati
 from transconv.distributed.streams.time_axis import (
     StreamPiece,
     TimeAxis,
+    TimeRelation,
     TimeRule,
     Values,
     clipped,
@@ -30,7 +31,6 @@ from transconv.distributed.streams.time_axis import (
     take_rows,
     value_of,
 )
-from transconv.distributed.streams.time_relation import TimeRelation
 from transconv.support import Unsupported
 
 Tensor = torch.Tensor

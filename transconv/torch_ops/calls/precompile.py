@@ -136,7 +136,7 @@ def compile_ahead(questions: Iterable[PlanRequest], workers: int, hurried: bool 
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What a tensor of a call is like."""
+    """A tensor of a call without its values."""
 
     shape: Ints
     strides: Ints

@@ -32,13 +32,13 @@ from transconv.runtime import torch_internals
 from transconv.torch_ops import arguments
 from transconv.torch_ops.arguments import Ints, Params, order_of
 from transconv.torch_ops.calls import lower_call
-from transconv.torch_ops.calls.batch_sums import bias_gradient
+from transconv.torch_ops.calls.lower_call import bias_gradient
 from transconv.torch_ops.conversion import aten_convolutions, inference
 
 if TYPE_CHECKING:
     from transconv.calls.size_policy import SizeChoice, SizeTrial
     from transconv.conv import LayerRegistry
-    from transconv.runtime import RegisteredPlan
+    from transconv.runtime import RegisteredPlan, WeightPrepack
 
 Run = Callable[..., torch.Tensor]  # from the given tensors to the computed one
 Begin = Callable[[Ints], Callable[..., None]]  # from sizes to what starts a plan for them
@@ -132,7 +132,7 @@ class ConvCall(Route):
         # Those of the layer's input, weight and result; None where they are one.
         self.types: tuple[torch.dtype, torch.dtype, torch.dtype] | None = None
         self.compiled: CompiledDirection | None = None
-        self.halves: inference.Halves | None = None  # where it copies the weight first
+        self.halves: WeightPrepack[Any] | None = None  # where it copies the weight first
         self.registry: LayerRegistry | None = None  # where sizes are arguments of its kernel
         # Where earlier sizes decide which kernel answers: what is known of this one, and while its own
         # kernel is timed against one for any size, the trial and the route of that one.
