@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import math
 import operator
 from collections.abc import Callable
@@ -39,34 +40,13 @@ from transconv.kernel.tiles.values import (
     tile_of,
 )
 
-STATIC = (
-    len,
-    tuple,
-    list,
-    zip,
-    enumerate,
-    reversed,
-    sorted,
-    divmod,
-    isinstance,
-    int,
-    float,
-    bool,
-    round,
-    slice,
-    hasattr,
-    getattr,
-    str,
-    range,
-    min,
-    max,
-    abs,
-    sum,
-    any,
-    all,
+STATIC = tuple(
+    getattr(builtins, name)
+    for name in (
+        "len tuple list zip enumerate reversed sorted divmod isinstance int float "
+        "bool round slice hasattr getattr str range min max abs sum any all"
+    ).split()
 )
-
-
 SEQUENCES = (zip, enumerate, tuple, list, reversed, len)  # which look at no value
 BUILTIN = (sum, max, min, any, all)  # which go through what they get element by element
 

@@ -105,7 +105,7 @@ Written = dict[str, Array]
 
 
 class OutOfTime(Exception):
-    """A group takes longer than it may."""
+    """The signal that a group takes longer than it may."""
 
 
 class GroupSamples:
@@ -385,7 +385,8 @@ class _Comparison:
 
     def __init__(self, samples: GroupSamples, arguments: Arguments, precision: str) -> None:
         self.samples, self.tensors = samples, arguments.tensors
-        coarse = [_eps(t) for t in arguments.tensors.values() if t.is_floating_point()]
+        floats = [t.dtype for t in arguments.tensors.values() if t.is_floating_point()]
+        coarse = [float(torch_module().finfo(dtype).eps) for dtype in floats]
         self.floats = bool(coarse or arguments.floats)
         self.share = max(EXACT if precision == "ieee" else ROUNDED, UNITS * max(coarse, default=0.0))
 
@@ -442,10 +443,6 @@ def _sampled(groups: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
     count = prod(groups)
     for number in dict.fromkeys((count - 1, 0, count // 2, count * 5 // 7)):
         yield tuple(int(n) for n in np.unravel_index(number, groups))
-
-
-def _eps(tensor: Any) -> float:
-    return float(torch_module().finfo(tensor.dtype).eps)
 
 
 def _element(tensor: Any, name: str, place: int) -> str:

@@ -153,7 +153,8 @@ def find(req: CallAttributes, x: Tensor, w: Tensor, bias: Tensor | None, given: 
     behind = made.epilogue
     assert behind is not None
     read = behind.reads(w, bias, given)  # right or wrong, whoever computes
-    if not (why := _reasons(made, x, w)):
+    why = lower_call.reasons(x, w, qparams.OPERANDS) or ([] if all(made.shape) else ["shape:empty"])
+    if not why:
         try:
             summed = lower_call.fast(flags) if given.get("use_fast_accum") else flags
             compile_route(
@@ -164,10 +165,6 @@ def find(req: CallAttributes, x: Tensor, w: Tensor, bias: Tensor | None, given: 
     else:
         made.settle(why)
     return RouteMatch(route_cache.keep(key, made), False, flags, aligned)
-
-
-def _reasons(made: ConvCall, x: Tensor, w: Tensor) -> list[str]:
-    return lower_call.reasons(x, w, qparams.OPERANDS) or ([] if all(made.shape) else ["shape:empty"])
 
 
 def decided(req: CallAttributes, x: Tensor, w: Tensor, bias: Tensor | None, given: Given) -> ConvCall:
