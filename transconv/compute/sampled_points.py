@@ -230,7 +230,7 @@ def _joined(found: list[Points]) -> Points:
 
 
 class _Told:
-    """What the coordinates of a store that adds tell of the axes."""
+    """Axes that follow from the coordinates of a store that adds."""
 
     def __init__(self, compute: Compute, write: Write) -> None:
         self.compute, self.write = compute, write

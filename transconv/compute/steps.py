@@ -405,8 +405,8 @@ def conditions(view: ir.View) -> list[ir.Expr]:
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """``before``: steps of a whole row; ``steps``: steps of every element, in order, including the sweep's
-    reductions and stores."""
+    """A sweep over the reduced axes. ``before``: steps of a whole row; ``steps``: steps of every element,
+    in order, including the sweep's reductions and stores."""
 
     before: tuple[Step, ...]
     steps: tuple[Step, ...]

@@ -36,7 +36,7 @@ OPERATIONS: tuple[tuple[Any, Callable[[Expr, Expr], Expr]], ...] = (
 
 
 class Told(NamedTuple):
-    """Where the value of a symbol is: an input, or a dim of one; it is a multiple of ``times``."""
+    """The source of a symbol's value: an input, or a dim of one; it is a multiple of ``times``."""
 
     place: int
     dim: int | None

@@ -36,7 +36,8 @@ from transconv.target import Target
 
 
 class Scope(Enum):
-    """Who executes a line: all of a group at once, each sub-group, or each work-item."""
+    """The scope of a line, by what executes it: all of a group at once, each sub-group, or each
+    work-item."""
 
     WorkGroup = "work-groups"
     SubGroup = "sub-groups"

@@ -184,8 +184,8 @@ Scope = Mapping[ir.Var, tuple[ir.Lane, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Sooner:
-    """Statements that stood in the epilogue: those to execute ``once``, before the first tile, and those
-    ``early``, before the sum of each."""
+    """Loads and values moved out of the epilogue: those to execute ``once``, before the first tile, and
+    those ``early``, before the sum of each."""
 
     once: tuple[ir.Stmt, ...] = ()
     early: tuple[ir.Stmt, ...] = ()

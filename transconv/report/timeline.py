@@ -113,7 +113,7 @@ Cell = tuple[ir.SmemRing, int]
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Something that lasts. ``row``: the matrix unit, a role, or a slot of a ring; ``kind``: wait,
+    """An interval of a row. ``row``: the matrix unit, a role, or a slot of a ring; ``kind``: wait,
     multiply, store, transpose; of a slot: landing, held."""
 
     row: str

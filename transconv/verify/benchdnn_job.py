@@ -324,7 +324,7 @@ NEXT = " ;; "  # between the schedules of a plan's kernels
 
 @dataclass(frozen=True, slots=True)
 class BenchdnnJob:
-    """What a worker is told (see benchdnn_run.py). ``bia``, of a weight gradient: that of the bias, of
+    """A job for a worker (see benchdnn_run.py). ``bia``, of a weight gradient: that of the bias, of
     this type, in its place; ``mode``: I, R, C or B; ``data``: exact, float or both; ``shift``: elements
     off alignment; ``schedules``: ``best``, ``all``, a number, or texts."""
 

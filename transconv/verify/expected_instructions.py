@@ -123,7 +123,7 @@ def _at_once(view: View, schedule: Schedule, compute: Compute, lanes: int, along
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """``words`` must occur where ``holds``; ``reason`` is told when none does."""
+    """A rule of instructions: ``words`` must occur where ``holds``; ``reason`` is told when none does."""
 
     holds: Callable[[KernelFacts], bool]
     words: tuple[str, ...]

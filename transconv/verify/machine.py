@@ -92,7 +92,8 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class WorkerTask:
-    """``function`` is ``module:name``; it takes a payload and returns a row (or raises)."""
+    """The work of a group of workers: ``function`` is ``module:name``; it takes a payload and returns a
+    row (or raises)."""
 
     function: str
     processes: int

@@ -146,7 +146,8 @@ TURN = ir.Var("turn_")
 
 @dataclass(frozen=True, slots=True)
 class Inverse:
-    """``position`` of the axis, valid if ``condition`` holds, for each value of ``TURN`` in 0..turns."""
+    """An axis solved for: its ``position``, valid if ``condition`` holds, for each value of ``TURN`` in
+    0..turns."""
 
     position: ir.Expr
     condition: ir.Expr

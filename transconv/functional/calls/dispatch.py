@@ -41,7 +41,8 @@ class ExplainedCall(Exception):
 
 
 class Asking(TorchDispatchMode):
-    """While it is the current mode, a call raises ``ExplainedCall``; torch's operations run."""
+    """The mode of ``explain``: while it is the current one, a call raises ``ExplainedCall``; torch's
+    operations run."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

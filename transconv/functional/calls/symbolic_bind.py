@@ -115,8 +115,8 @@ class BoundText:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BoundCall:
-    """``operands``: the names of the tensors that are not None; ``saved``: those that gradients need;
-    ``wanted``: which operands get gradients."""
+    """A call with its texts. ``operands``: the names of the tensors that are not None; ``saved``: those
+    that gradients need; ``wanted``: which operands get gradients."""
 
     function: PublicFunction
     numbers: Numbers

@@ -199,7 +199,8 @@ Whole = npt.NDArray[np.int64]
 
 
 class IndexLine(NamedTuple):
-    """``low`` and ``high``: None where no value is cut off there."""
+    """An integer that follows from the position. ``low`` and ``high``: None where no value is cut off
+    there."""
 
     up: int
     add: int

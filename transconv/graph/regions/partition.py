@@ -241,7 +241,7 @@ def regions(
 
 
 class _PartRefused(Exception):
-    """A part of a result that is ours cannot be."""
+    """A part of a result that is ours cannot be translated."""
 
     def __init__(self, result: fx.Node, why: str) -> None:
         super().__init__(why)

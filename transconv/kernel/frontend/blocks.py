@@ -325,7 +325,7 @@ def _trips(first: ir.Expr, last: ir.Expr, step: int) -> ir.Expr:
 
 
 class Again(Exception):
-    """A block has to be read again, with another plan for a name."""
+    """The signal that a block has to be read again, with another plan for a name."""
 
     def __init__(self, name: str, plan: CarryPlan) -> None:
         super().__init__(name)

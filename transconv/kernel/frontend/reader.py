@@ -58,7 +58,7 @@ class GroupScope:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Item:
-    """What the function of the items gets: where they are. ``shape``: how many there are along each
+    """The items, as their function gets them: where they are. ``shape``: how many there are along each
     dimension; ``size``: the work-items of a sub-group."""
 
     group: GroupScope

@@ -36,7 +36,7 @@ class Number:
 
 
 class Needed(Exception):
-    """A kernel needs to know the values of arguments, by name, when it is compiled."""
+    """The signal that a kernel needs to know the values of arguments, by name, when it is compiled."""
 
     def __init__(self, names: Iterable[str]) -> None:
         super().__init__()
@@ -154,9 +154,10 @@ class ArrayLayout:
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """``kinds``: a Lying, a type or a boolean for each parameter; ``numbers``: sizes of arrays in order
-    and whole numbers; ``tensors``: torch's tensors, by name; ``alike``: names of arrays that share memory,
-    each with the first of them; ``device``: of the arrays."""
+    """The arguments of a call. ``kinds``: an ArrayLayout, a type or a boolean for each parameter;
+    ``numbers``: sizes of arrays in order and whole numbers; ``tensors``: torch's tensors, by name;
+    ``alike``: names of arrays that share memory, each with the first of them; ``device``: of the
+    arrays."""
 
     kinds: dict[str, Any]
     numbers: tuple[Number, ...]

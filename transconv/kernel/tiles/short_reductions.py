@@ -31,9 +31,9 @@ class _Unknown(Exception):
 
 
 class _Short:
-    """``values``: of names, as they are written so far; ``scope``: their lanes; ``parts``: the names of
-    single elements; ``made_of``: their definitions, to be placed behind that of the whole; ``gone``: names
-    that nothing reads any more."""
+    """The pass that writes reductions out. ``values``: of names, as they are written so far; ``scope``:
+    their lanes; ``parts``: the names of single elements; ``made_of``: their definitions, to be placed
+    behind that of the whole; ``gone``: names that nothing reads any more."""
 
     def __init__(self, kernel: ir.Kernel) -> None:
         self.kernel = kernel

@@ -30,7 +30,7 @@ REDUCED = ("sum", "prod", "max", "min", "any", "all", "mean", "argmax", "argmin"
 
 
 class Elements(NDArrayOperatorsMixin):
-    """``data``, and where it is ``active``."""
+    """Elements of a tile: ``data``, and where it is ``active``."""
 
     __hash__ = None  # type: ignore[assignment]
 

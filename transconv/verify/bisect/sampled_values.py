@@ -66,7 +66,8 @@ def rule_of(rewrite: Callable[[], object], seed: int = 0) -> str:
 
 
 class Audit:
-    """A witness that checks. ``checked`` rewrites, and those ``skipped`` for want of a point."""
+    """A witness that checks every rewrite. ``checked`` rewrites, and those ``skipped`` for want of a
+    point."""
 
     def __init__(self, random: np.random.Generator) -> None:
         self.random = random
