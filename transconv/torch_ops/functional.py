@@ -429,16 +429,8 @@ def _operator(
         return _mixed_types(f, input, weight, bias, *rest)
     is_batched = arguments.batched(f.name, f.ndims, input.shape)
     x = input if is_batched else input.unsqueeze(0)
-    p: Params = arguments.resolve(
-        x.shape,
-        weight.shape,
-        None if bias is None else bias.shape,
-        stride,
-        padding,
-        dilation,
-        f.transposed,
-        output_padding,
-        groups,
+    p: Params = arguments.resolve_call(
+        x, weight, bias, stride, padding, dilation, f.transposed, output_padding, groups
     )
     check_types(x, weight, bias)
     y = operators.called(x, weight, bias, *p)

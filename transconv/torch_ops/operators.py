@@ -203,18 +203,8 @@ def resolve(input: Tensor, weight: Tensor, bias: Tensor | None, numbers: Sequenc
     may be float32 where the other tensors have 16 bits."""
     stride, padding, dilation, transposed, output_padding, groups = numbers
     arguments.check_tensors(input, weight, bias, wide=True)
-    return arguments.resolve(
-        input.shape,
-        weight.shape,
-        None if bias is None else bias.shape,
-        tuple(stride),
-        tuple(padding),
-        tuple(dilation),
-        transposed,
-        tuple(output_padding),
-        groups,
-        two_sided=True,
-    )
+    given = (tuple(stride), tuple(padding), tuple(dilation), transposed, tuple(output_padding))
+    return arguments.resolve_call(input, weight, bias, *given, groups, two_sided=True)
 
 
 def multiply_adds(

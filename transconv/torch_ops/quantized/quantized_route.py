@@ -1,4 +1,4 @@
-"""Decides what computes a quantised convolution: one kernel, or torch in wider types.
+"""The route of quantised convolutions: one kernel, or torch in wider types.
 
 torch's way has the same order of operations: exact sums of integers in f64 (of 8-bit floats in f32), then
 the operations of the epilogue in f32, and one rounding. Compilers see the operator in the place of a call.
@@ -172,18 +172,7 @@ def decided(req: CallAttributes, x: Tensor, w: Tensor, bias: Tensor | None, give
     name = req.name or "transconv::quantized_convolution"
     q = qparams.Quantities.of(name, given)
     qparams.check(name, req.ndims, x, w, bias, q)
-    params = arguments.resolve(
-        x.shape,
-        w.shape,
-        None if bias is None else bias.shape,
-        req.stride,
-        req.padding,
-        req.dilation,
-        req.transposed,
-        req.output_padding,
-        req.groups,
-        two_sided=not req.name,
-    )
+    params = req.params(x, w, bias)
     shape = arguments.output_shape(x.shape, w.shape, params)
     strides = arguments.result_strides(shape, arguments.channels_last_result(x, w))
     call = QuantizedCall(name, x, w, bias, (x.shape[1], shape[1]), params.transposed, q, (shape, strides))
@@ -226,16 +215,8 @@ def call(
     parsed = call_attributes.parse(f, stride, padding, output_padding, dilation, groups)
     if parsed is None:
         raise qparams.wrong_number(f, stride, padding, output_padding, dilation, groups)
-    p = arguments.resolve(
-        input.shape,
-        weight.shape,
-        None if bias is None else bias.shape,
-        parsed[0],
-        parsed[1],
-        parsed[3],
-        f.transposed,
-        parsed[2],
-        parsed[4],
+    p = arguments.resolve_call(
+        input, weight, bias, parsed[0], parsed[1], parsed[3], f.transposed, parsed[2], parsed[4]
     )
     values = [getattr(q, n) for n in QUANTITIES]
     return operators.quantized_convolution(
