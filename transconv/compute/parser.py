@@ -1,4 +1,4 @@
-"""Reads the text of a computation (``parse``), and describes what was read (``describe``).
+"""The parser of a computation's text (``parse``), and the description of what was read (``describe``).
 
     compute max_pool
         sizes  w=56 in 1..4096, w % 8 == 0                 names for sizes; see symbolic_compute.py

@@ -1,7 +1,7 @@
 """Epilogues: operations on the accumulated sum before it is stored, as one function of ``acc``.
 
 The text form is the operations in order, joined by ``+``: ``bias+relu``, ``bias+res+silu``,
-``mul:f32:per_oc+bias+sum:0.5+relu:0.1``. The words are those of epilogue.py. ``bias`` adds one value per
+``mul:f32:per_oc+bias+sum:0.5+relu:0.1``. Each word has a row (below). ``bias`` adds one value per
 feature (dimension 1 of the result), ``res`` adds a tensor of the result's shape: a residual, or the old
 result, which may be the result's own memory. All is computed in f32, in f64 for f64, and rounded once: to
 nearest, or with the last word ``stochastic`` up or down at random, by the one element of ``seed`` (s32).

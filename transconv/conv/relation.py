@@ -1,4 +1,4 @@
-"""From a convolution problem and a direction to computations: their axes, views and the sum of products.
+"""The relation of a convolution: from a problem and a direction to the axes and views of computations.
 
 One relation makes every convolution. In each spatial dimension
 

@@ -1,5 +1,5 @@
-"""What a kernel declares of its arguments (sizes by symbols, constants, parameters that are tuned), and
-groups: how the work of a launch is divided, by the simulator and the compiled kernels alike.
+"""Annotations: what a kernel declares of its arguments (sizes by symbols, constants, parameters that are
+tuned), and groups: how the work of a launch is divided, by the simulator and the compiled kernels alike.
 
     H, W = symbols("H W")
     ROWS = Tunable("ROWS", 16, (8, 16, 32))

@@ -1,4 +1,4 @@
-"""What an epilogue reads, in warp-specialized kernels: the producer fetches boxes of it while the
+"""Epilogue reads of warp-specialized kernels: the producer fetches boxes of it while the
 consumers multiply (see ``warp_roles.py``; the word ``behind=box``).
 
     r = box_load(R, at=[..])                  producer, after the steps of a tile:

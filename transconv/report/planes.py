@@ -1,4 +1,4 @@
-"""Which elements of a tensor a tile reads or stores, as a picture: two dimensions as a plane, the others
+"""Pictures of the elements of a tensor that a tile reads or stores: two dimensions as a plane, the others
 as ranges; cells in the colours of their phases, what is outside of the tensor hatched.
 
 A tile is the positions of every axis that the first program of a kernel handles. Everything is evaluated

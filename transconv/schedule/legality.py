@@ -1,4 +1,4 @@
-"""Which schedules are legal: ``why_not`` returns None, or a sentence that says why not.
+"""Legality of schedules: ``why_not`` returns None, or a sentence that says why not.
 
 First the value of each word is checked, then the rules, in the order of ``ASKED``: a rule may rely on
 those before it. Rules of single words are in word_rules.py; rules about blocks, about several words and

@@ -1,4 +1,4 @@
-"""From a request in benchdnn's syntax to a job for a worker, or a refusal.
+"""Jobs of benchdnn: a request in its syntax as a job for a worker, or a refusal.
 
 A job is text and numbers, so that it can travel to another process. What benchdnn can ask for and
 no kernel here can do is refused with a reason; nothing is left out in silence. Attributes become an

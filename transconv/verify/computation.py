@@ -1,4 +1,4 @@
-"""What a computation's kernels store compared with its f64 evaluation, and its gradients with differences.
+"""Computations under test: what kernels store compared with f64 evaluations, gradients with differences.
 
 Exact data are -1, 0 and 1: sums and products of them are held exactly, so that a right kernel gives the
 same bits as the answer in f64 after one rounding, unless an operation of it (exp, erf) is itself rounded.

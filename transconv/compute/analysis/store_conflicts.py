@@ -1,4 +1,4 @@
-"""Checks that no two points of a computation store to the same element.
+"""Store conflicts: the check that no two points of a computation store to the same element.
 
 Programs run in any order, so if two points stored to one element, either value could be the last.
 Additions have no order. For most stores the coordinates prove that elements are distinct; for others, all

@@ -1,4 +1,4 @@
-"""Builds the text of a computation: torch tensors become axes, ``tensor`` lines and coordinates.
+"""The page of a text: torch tensors become axes, ``tensor`` lines and coordinates.
 
     page = NamedSpace(["n", "n", "k"], (2, 3, 40), {"X": (x, (0, 1, 2)), "Y": (y, (0, 1, 2))})
     page.sized("twice", "read x = {X}", "store {Y} = x + x")

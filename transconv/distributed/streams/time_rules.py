@@ -1,4 +1,4 @@
-"""What each operation of aten does along the time of a stream: which rows it reads, how many it makes, and
+"""Rules of aten's operations along the time of a stream: which rows it reads, how many it makes, and
 how it computes some of them.
 
 A rule is found from two captures of different length (graph_capture.py). An operation without a rule, and

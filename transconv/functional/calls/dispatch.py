@@ -1,4 +1,4 @@
-"""Dispatches a call of a public function to kernels or to torch.
+"""The dispatch of a call of a public function to kernels or to torch.
 
 For plain eager tensors, the launches of calls with the same properties are looked up. Torch computes calls
 under functorch's transforms, with forward derivatives and of tensor subclasses; compilers and dispatch

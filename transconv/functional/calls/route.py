@@ -1,4 +1,4 @@
-"""What computes each kind of call: the launches of a bound formula, or the reason why torch does.
+"""Routes of functions: the launches of a bound formula, or the reason why torch computes a kind of call.
 
 Kernels may take sizes as arguments. A form (compute/library/page.py) is the same for all sizes of a
 kind of call. It has a registry of plans (runtime/registry.py): where one axis is reduced, each holds rows

@@ -1,4 +1,4 @@
-"""What a graph is translated into: values of every position, made of other values at positions.
+"""The IR of a graph: values of every position, made of other values at positions.
 
     RegionInput      a tensor in memory                      Mapped    arithmetic on a position of others
     MovedView        another value at other positions        Indexed   at positions that values tell

@@ -1,4 +1,4 @@
-"""Divides a graph into regions: what is translated, and what torch computes, each with the reason.
+"""Regions of a graph: what is translated, and what torch computes, each with the reason.
 
 Regions run one after another. Of torch's nodes none passes another, and no node at all passes one that
 writes to memory that it is handed. Random numbers are drawn by torch, in the graph's order; kernels draw

@@ -1,4 +1,4 @@
-"""What a ``Call`` or a ``Reduce`` computes: one row each, with its meaning in NumPy and its spellings.
+"""Functions and reductions that kernels call: one row each, with its meaning in NumPy and its spellings.
 
 The interpreter computes a row's ``numpy``, the verifier checks arity and types, and the emitters write
 ``triton`` or ``gluon``. For what these languages lack the row has its source text. All reductions

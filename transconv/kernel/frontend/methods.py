@@ -1,4 +1,4 @@
-"""What ``group.`` and items offer in a kernel, as the simulator does: loads, stores, memory, ids."""
+"""Methods of groups and items in a kernel, as the simulator has them: loads, stores, memory, ids."""
 
 from __future__ import annotations
 

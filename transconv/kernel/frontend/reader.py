@@ -1,5 +1,4 @@
-"""What reads a kernel's source is made of mixins; here is what they share: names, scopes, accesses to
-arrays.
+"""The reader of a kernel's source, as far as its mixins share it: names, scopes, accesses to arrays.
 
     @group.workitems
     def inner(item):

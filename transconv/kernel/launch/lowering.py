@@ -1,4 +1,4 @@
-"""From a Python function and what its arguments are to a kernel of the IR, its stages and its text.
+"""The lowering of a Python function to a kernel of the IR for given arguments, its stages and its text.
 
 Refused are kernels that read what they write, but for the same elements before it, as ``x = x + 1`` reads:
 threads of a group would need a barrier between, and groups run in no order.

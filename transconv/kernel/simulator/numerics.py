@@ -1,4 +1,4 @@
-"""What the simulator computes on pairs of NumPy arrays, data and where it is active, by the rows that the
+"""Numerics of the simulator on pairs of NumPy arrays, data and where it is active, by the rows that the
 compiled way uses: types, rounding, masks. Sums run in the order of the elements."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Draws a kernel: statements over tiles, or a body of work-items.
+"""Drawn kernels: statements over tiles, or a body of work-items.
 
 Comparisons and indices are of exact values alone, so that engines that round otherwise decide alike, and
 values stay small, so that roundings do. Arrays are empty, smaller and larger than tiles; groups reach

@@ -1,5 +1,5 @@
-"""What a drawn kernel stores, by plain NumPy: its statements run as Python, once for each group, or once
-for the whole work where they say the same of all groups.
+"""The answer of plain NumPy, what a drawn kernel stores: its statements run as Python, once for each
+group, or once for the whole work where they say the same of all groups.
 
 Nothing here is shared with the simulator or the front end of kernels: the group, its items and its arrays
 are those of this file, types are those that NumPy's functions give, sums are of 64 bits, and what is

@@ -1,4 +1,4 @@
-"""Sums that several programs share; part of the pass ``blockwise``.
+"""Split sums, which several programs share; part of the pass ``blockwise``.
 
 With ``split_k`` several programs share a sum:
 

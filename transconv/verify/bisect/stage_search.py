@@ -1,4 +1,4 @@
-"""Finds the first stage that makes the kernels of a workload wrong.
+"""The search for the first stage that makes the kernels of a workload wrong.
 
 Asked one after the other, each against the same answer, until one disagrees:
 
