@@ -86,6 +86,7 @@ SDXL = (
         "down_block_types": ("DownEncoderBlock2D",) * 4,
         "up_block_types": ("UpDecoderBlock2D",) * 4,
         "latent_channels": 4,
+        "sample_size": 1024,  # of SDXL's own configuration: the size of a tile
     },
 )
 WAN: tuple[str, dict[str, Any]] = ("AutoencoderKLWan", {})
@@ -126,6 +127,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", default="bfloat16", help="torch's name (default: bfloat16)")
     parser.add_argument("--limit", type=float, default=540, help="seconds; then no new row begins")
     parser.add_argument("--report", action="store_true", help="print the passes of each row")
+    parser.add_argument(
+        "--pictures", type=Path, help="a folder for what decodes in tiles and in pieces differ by"
+    )
     parser.add_argument("--quick", action="store_true", help="small models, for Triton's interpreter")
 
 
@@ -145,15 +149,15 @@ def main(options: argparse.Namespace) -> int:
             break
         case = {**CASES, **QUICK}[name]
         with torch.set_grad_enabled(case.trains):
-            row |= measured(case, options)
+            row |= measured(case, options, name)
         table.add(row)
         wrong |= bool(row.get("refused")) or row.get("bits_of_piece") is False
         print({k: v for k, v in row.items() if k not in about and v != ""}, flush=True)
     return int(wrong)
 
 
-def measured(case: BoundCase, options: argparse.Namespace) -> Row:
-    """What is measured of a case."""
+def measured(case: BoundCase, options: argparse.Namespace, name: str) -> Row:
+    """What is measured of a case; ``name`` is that of its picture."""
     place, dtype = torch.device(device()), getattr(torch, options.dtype)
     torch.manual_seed(0)
     model = features_last(case.make().train(case.trains).to(place, dtype))
@@ -194,10 +198,13 @@ def measured(case: BoundCase, options: argparse.Namespace) -> Row:
     torch.compiler.reset()
     model.to("meta")
     if case.library is not None:
-        row |= tiled(case.library, x)
+        apart = tiled(row, case.library, x)
+        if options.pictures and apart is not None and made is not None and whole is not None:
+            draw(apart, difference(made, whole), options.pictures / f"{name}_tiled.png")
     return row
 
 
+TITLES = ("diffusers, tiled", "transconv.within")  # of a picture's two sides
 FORMATS = {3: torch.contiguous_format, 4: torch.channels_last, 5: torch.channels_last_3d}
 
 
@@ -256,29 +263,60 @@ def waited(x: Tensor) -> float:
     return time.perf_counter()
 
 
-def tiled(library: tuple[str, dict[str, Any]], x: Tensor) -> Row:
-    """What diffusers' tiled decode takes, and how far it is from its whole decode, by eager torch."""
+def tiled(row: Row, library: tuple[str, dict[str, Any]], x: Tensor) -> Tensor | None:
+    """Where diffusers' tiled decode differs from its whole decode, both by eager torch, and what it takes
+    in the row; None where diffusers is missing or something does not fit."""
     try:
         kind = getattr(importlib.import_module("diffusers"), library[0])
     except (ImportError, AttributeError):
-        return {}
-    row: Row = {}
+        return None
     model = kind(**library[1]).eval().to(x.device, x.dtype)
-    whole = None
-    try:
-        whole = model.decode(x, return_dict=False)[0].float().cpu()
-    except torch.OutOfMemoryError:
-        torch.cuda.empty_cache()
-    model.enable_tiling()
 
     def run(z: Tensor) -> Tensor:
         return model.decode(z, return_dict=False)[0]  # type: ignore[no-any-return]
 
+    whole = None
     try:
-        made, ms, mb = timed(run, x)
-        row |= {"tiled_ms": round(ms, 2), "tiled_mb": round(mb, 1)}
-        if whole is not None:
-            row["tiled_off"] = f"{float((made.float().cpu() - whole).abs().max()):.3g}"
+        whole = run(x).cpu()
     except torch.OutOfMemoryError:
         torch.cuda.empty_cache()
-    return row
+    model.enable_tiling()
+    try:
+        made, ms, mb = timed(run, x)
+    except torch.OutOfMemoryError:
+        torch.cuda.empty_cache()
+        return None
+    row |= {"tiled_ms": round(ms, 2), "tiled_mb": round(mb, 1)}
+    if whole is None:
+        return None
+    row["tiled_off"] = f"{float((made.cpu().float() - whole.float()).abs().max()):.3g}"
+    return difference(made.cpu(), whole)
+
+
+def difference(made: Tensor, whole: Tensor) -> Tensor:
+    """The largest difference of two images or videos over features and frames, in shares of the largest
+    value of ``whole``: ``(height, width)``."""
+    apart = (made.float() - whole.float()).abs()
+    return apart.reshape(-1, *apart.shape[-2:]).amax(0) / whole.float().abs().max()
+
+
+def draw(of_tiles: Tensor, of_pieces: Tensor, path: Path) -> None:
+    """A picture of both differences (``difference``), the largest of each block of positions."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, sides = pyplot.subplots(1, 2, figsize=(10, 4.6), layout="constrained")
+    most = float(of_tiles.max())
+    for axes, apart, title in zip(sides, (of_tiles, of_pieces), TITLES, strict=True):
+        side = max(1, apart.shape[-1] // 512)
+        shown = torch.nn.functional.max_pool2d(apart[None], side)[0]
+        drawn = axes.imshow(
+            shown, cmap="magma", vmin=0, vmax=most, extent=(0, apart.shape[1], apart.shape[0], 0)
+        )
+        axes.set_title(f"{title}: at most {float(apart.max()):.2g}")
+    figure.colorbar(drawn, ax=sides, label="difference from the whole, of the largest value")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)

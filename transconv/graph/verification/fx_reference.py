@@ -15,6 +15,7 @@ is written to: where a value would need that, there is none.
 from __future__ import annotations
 
 import operator
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import pi, prod
 from typing import Any, NamedTuple
@@ -58,7 +59,10 @@ PRODUCTS = {
 }
 COMPARED = {getattr(aten, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")}
 CLOSE = 4  # spacings
+PART = 1 << 26  # bytes of a value above which operations of its elements go part by part
+FEW = 1 << 16  # elements of what is computed before such operations, as a scale of features is
 ADDED = {getattr(aten, name) for name in ("add", "sub", "rsub")}
+_broadcast: Callable[..., torch.Size] = torch.broadcast_shapes
 Move = Callable[[Tensor, str, float, float], Tensor]
 """What rounding makes of a tensor of floats: one that is ``given``, or was ``stored``, of which the kernel
 that stored it may know more digits; an operand of a ``product``; a ``result``. With the relative spacing
@@ -209,13 +213,106 @@ class Values:
                 what = "stored" if node.op == "call_function" else "given"
                 values[name] = _changed(values[name], change, what, node)
         with torch.no_grad(), only_aten(), without_modes():
-            for node in nodes:
-                values[node.name] = _called(node, values, wide, change)
-                for x in (*node.inputs, node.name):
-                    left[x] = left.get(x, 0) - (x != node.name)
-                    if left[x] <= 0:
-                        values.pop(x, None)
+            _Evaluation(values, left, wide, change).call(nodes)
         return {name: values[name] for name in wanted}
+
+
+class _Evaluation:
+    """Operations in order. ``values``: what is there; ``left``: of each value the readers to come."""
+
+    def __init__(
+        self, values: dict[str, Any], left: dict[str, int], wide: bool, change: Change | None
+    ) -> None:
+        self.values, self.left, self.wide, self.change = values, left, wide, change
+        self.waiting: dict[str, RecordedNode] = {}
+
+    def call(self, nodes: Sequence[RecordedNode]) -> None:
+        """Compute all of them. What lies between operations of elements of large values is there in parts
+        alone, where rounding is not changed: noise is drawn for a whole value."""
+        self.waiting = {node.name: node for node in nodes}
+        while self.waiting:
+            run = self.run() if self.change is None else []
+            if len(run) > 1:
+                self.values |= self.called_in_parts(run)
+                self.end(run)
+            else:
+                self.call_one(next(iter(self.waiting.values())))
+
+    def call_one(self, node: RecordedNode) -> None:
+        self.values[node.name] = _called(node, self.values, self.wide, self.change)
+        self.end([node])
+
+    def end(self, nodes: Sequence[RecordedNode]) -> None:
+        """Free what these were the last to read, and what of them nobody reads."""
+        for node in nodes:
+            del self.waiting[node.name]
+            for x in (*node.inputs, node.name):
+                self.left[x] = self.left.get(x, 0) - (x != node.name)
+                if self.left[x] <= 0:
+                    self.values.pop(x, None)
+
+    def run(self) -> list[RecordedNode]:
+        """The next operation and those behind it that read its large result, or each other's, element by
+        element, and otherwise what is there or is of few elements, which is computed first; none where the
+        result is not large, or is made otherwise."""
+        run: dict[str, RecordedNode] = {}
+        shape = torch.Size()
+        for node in [*self.waiting.values()]:
+            tensors = [self.values[x] for x in node.inputs if x in self.values]
+            here = len(tensors) + sum(x in run for x in node.inputs) == len(node.inputs)
+            if not here or not all(isinstance(t, Tensor) for t in tensors):
+                break
+            if run and not any(x in run for x in node.inputs):
+                if sum(t.numel() for t in tensors) > FEW:
+                    break
+                self.call_one(node)
+                continue
+            if not _is_elementwise(node):
+                break
+            own = _broadcast(shape, *[t.shape for t in tensors])
+            large = prod(own) * max((t.dtype.itemsize for t in tensors), default=1) > PART
+            if own != (shape if run else own) or not (run or large):
+                break
+            run[node.name], shape = node, own
+        return [*run.values()]
+
+    def called_in_parts(self, run: Sequence[RecordedNode]) -> dict[str, Tensor]:
+        """The results of a run that others read."""
+        given = {x: self.values[x] for node in run for x in node.inputs if x in self.values}
+        inside = Counter(x for node in run for x in node.inputs)
+        kept = {node.name for node in run if self.left.get(node.name, 0) > inside[node.name]}
+        shape = _broadcast(*[t.shape for t in given.values()])
+        like = next((t for t in given.values() if t.shape == shape), None)
+        dim = next(i for i, n in enumerate(shape) if n > 1)
+        rows = shape[dim] * PART // (prod(shape) * max(t.dtype.itemsize for t in given.values()))
+        made: dict[str, Tensor] = {}
+        for first in range(0, shape[dim], max(1, rows)):
+            size = min(max(1, rows), shape[dim] - first)
+            parts: dict[str, Any] = {}
+            for name, t in given.items():
+                at = t.dim() - len(shape) + dim
+                parts[name] = t.narrow(at, first, size) if at >= 0 and t.shape[at] > 1 else t
+            for node in run:
+                parts[node.name] = part = _called(node, parts, self.wide, None)
+                if node.name in kept:
+                    whole = made.get(node.name)
+                    if whole is None:
+                        whole = (
+                            part.new_empty(shape)
+                            if like is None
+                            else torch.empty_like(like, dtype=part.dtype)
+                        )
+                    made.setdefault(node.name, whole).narrow(dim, first, size).copy_(part)
+        return made
+
+
+def _is_elementwise(node: RecordedNode) -> bool:
+    """Whether an element of the result is made of one of each operand, which may be broadcast."""
+    if not isinstance(node.node.meta.get("val"), Tensor):
+        return False
+    if node.target is aten._to_copy.default:
+        return {*node.kwargs} <= {"dtype"}
+    return torch.Tag.pointwise in getattr(node.target, "tags", ()) and "memory_format" not in node.kwargs
 
 
 def origin(node: fx.Node) -> str:
