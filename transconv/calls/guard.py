@@ -249,7 +249,7 @@ class CallCache:
         return visits is not None and visits[1] > self.patience
 
     def others(self, key: Hashable, place: int, onward: Call) -> Call:
-        """What an entry in this place (see ``due``) goes on with: entries so far, or the general way."""
+        """What an entry in this place (see ``due``) goes on with: entries so far, or the slow path."""
         return self.entries.get(key, onward) if place > 1 else onward
 
     def keep(self, key: Hashable, entry: Call) -> None:

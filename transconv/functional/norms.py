@@ -459,7 +459,7 @@ def cross_entropy(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> Tensor:
-    """torch.nn.functional.cross_entropy of input (n, c, ...) and classes (n, ...) as whole numbers.
+    """torch.nn.functional.cross_entropy of input (n, c, ...) and classes (n, ...) as integers.
     Weights, smoothing and targets that are probabilities are torch's. An invalid class gives infinity on
     a GPU, where torch aborts with a device assertion; dtypes and errors as softmax."""
     plain = (

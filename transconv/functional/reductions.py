@@ -116,7 +116,7 @@ def sum(
     out: Tensor | None = None,
 ) -> Tensor:
     """torch.sum over any dims, all by default, kept with size 1 or dropped; ``dtype`` of the result.
-    Summed in f32, f64 in f64; torch computes whole numbers, empty tensors, and calls with ``out``.
+    Summed in f32, f64 in f64; torch computes integers, empty tensors, and calls with ``out``.
     Raises torch's errors: IndexError for a dim out of range, with the operands named."""
     return call(SUM, (input,), (dim, keepdim, dtype), out)
 

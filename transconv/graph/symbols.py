@@ -242,7 +242,7 @@ def _times(symbol: sympy.Symbol, guards: Sequence[Any]) -> int:
 
 
 def _whole(e: Any) -> Any:
-    """What a product of fractions is where its factors are whole numbers; else None."""
+    """What a product of fractions is where its factors are integers; else None."""
     args: Sequence[Any] = e.args
     if isinstance(e, functions.ToFloat):
         return args[0]

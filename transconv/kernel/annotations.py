@@ -34,12 +34,12 @@ def symbols(names: str) -> Any:
 
 
 class Constant:
-    """The annotation of a whole number for whose values kernels are compiled."""
+    """The annotation of an integer for whose values kernels are compiled."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tunable:
-    """A whole number that a kernel leaves to tuning: ``default`` until then. In the kernel it is a known
+    """An integer that a kernel leaves to tuning: ``default`` until then. In the kernel it is a known
     number. ``values``: what tuning tries."""
 
     name: str

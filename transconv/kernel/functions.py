@@ -78,7 +78,7 @@ def _rest_of_floats(a: ir.Expr, b: ir.Expr) -> ir.Expr:
 
 
 def _quotient_of_floats(a: ir.Expr, b: ir.Expr) -> ir.Expr:
-    """NumPy's: the whole number nearest to the quotient of what is divided without a rest, the lower of
+    """NumPy's: the integer nearest to the quotient of what is divided without a rest, the lower of
     two."""
     left, less = _rest(a, b)
     one, zero = _const(1.0, left), _const(0.0, left)
@@ -98,7 +98,7 @@ def _divided(
     by_zero: ir.Expr,
     by_minus: ir.Expr,
 ) -> ir.Expr:
-    """A quotient or remainder of whole numbers that is NumPy's also for 0, and for -1, by which the least
+    """A quotient or remainder of integers that is NumPy's also for 0, and for -1, by which the least
     number has a quotient beyond its type: no division by either takes place."""
     others: list[tuple[int, ir.Expr]] = [(0, by_zero)]
     others += [(-1, by_minus)] if a.dtype.limits[0] else []
@@ -305,7 +305,7 @@ def out_of_bounds(found: tuple[int, int], dtype: ir.DType) -> Refusal:
 
 
 def held_number(value: Any, dtype: ir.DType) -> None:
-    """Refuse a whole number of Python for a place of a type that does not hold it, as NumPy does."""
+    """Refuse an integer of Python for a place of a type that does not hold it, as NumPy does."""
     if (
         isinstance(value, int)
         and dtype.kind == "int"

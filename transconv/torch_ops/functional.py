@@ -54,7 +54,7 @@ READ_OFTEN = 16
 """How often each element of a gradient is read, from where on a copy of it costs less than what a kernel
 loses that cannot read many of them at once."""
 
-# Compilers see one constant here, and only the general way.
+# Compilers see one constant here, and only the slow path.
 _compiling = torch.compiler.is_dynamo_compiling
 _seen = call_entries.find
 handle: Any = handle_torch_function
@@ -132,7 +132,7 @@ def gradients(
     weight: Tensor,
     mask: tuple[bool, ...],
 ) -> Gradients:
-    """Gradients of input, weight and bias the general way; None where ``mask`` is False. Recorded as
+    """Gradients of input, weight and bias by the slow path; None where ``mask`` is False. Recorded as
     the ``wanted`` of the route."""
     params = route.params
     if (

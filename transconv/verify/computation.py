@@ -287,7 +287,7 @@ class ComputationCase(Case):
 
     @property
     def is_exact(self) -> bool:
-        """Whether whole numbers stay so small and whole that nothing is rounded on the way."""
+        """Whether integers stay so small and whole that nothing is rounded on the way."""
         values = [s.value for s in self.compute.steps if not isinstance(s, Read)]
         means = any(w.op == "squares" for w in self.compute.writes)
         return not means and not any(

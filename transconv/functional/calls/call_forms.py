@@ -3,7 +3,7 @@
 A call that was bound is bound again with traced sizes, without torch: the shapes of results follow by
 arithmetic (Function.shapes). That gives a function of sizes to a Bound, and the conditions under which it
 holds: which dims have size 1, in which order they lie, which of them are one axis, and what the function
-itself asked. A size that meets none of the forms of its kind is bound in the general way.
+itself asked. A size that meets none of the forms of its kind is bound on the slow path.
 
 Traced sizes are integers that remember how they were computed from the sizes of a call:
 

@@ -347,7 +347,7 @@ def note(
     runs: Callable[[], Callable[..., Any] | None],
     onward: Call,
 ) -> None:
-    """Make an entry for a call that found its route in the general way, ``onward``. ``runs`` makes what
+    """Make an entry for a call that found its route on the slow path, ``onward``. ``runs`` makes what
     computes it, None before its first launch."""
     first, given = tensors[0], [t for t in tensors if t is not None]
     if first is None:

@@ -92,7 +92,7 @@ class ConstantValue(Piece):
 
 @dataclass(eq=False, kw_only=True)
 class Counted(Piece):
-    """A whole number made of the position."""
+    """An integer made of the position."""
 
     count: Callable[[Index], Expr]
 
@@ -103,7 +103,7 @@ class Mapped(Piece):
     ``place``: what else its text takes, coordinates of the position; ``equal``: it tells whether floats
     are equal; ``widened``: it is its operand in a type that has all of its numbers; ``range``: the least
     and the largest number that it may be, where that is known; ``nearest``: where its values are whole,
-    what they are the nearest whole numbers of, and an integer that is added to them, if any."""
+    what they are the nearest integers of, and an integer that is added to them, if any."""
 
     inputs: tuple[Piece, ...]
     write: Callable[..., str]

@@ -180,7 +180,7 @@ def _values(node: fx.Node, val: Any, known: Mapping[fx.Node, Any]) -> torch.Tens
 
 
 def counted(values: torch.Tensor) -> Counted | None:
-    """Whole numbers along one dim as an expression of the position; None for others."""
+    """Integers along one dim as an expression of the position; None for others."""
     count = told_by_place(values)
     return (
         None

@@ -1,6 +1,6 @@
 """The arguments of a call: arrays as torch tensors, numbers, and what a kernel is compiled for.
 
-Whole numbers are sizes of arrays and of the work, and numbers of the call:
+Integers are sizes of arrays and of the work, and numbers of the call:
 
     X.shape = (200, 4096), work 200    X_d0 = 200, which is the work too; X_d1_by128 = 32
 
@@ -28,7 +28,7 @@ UNITS = (128, 64, 32, 16, 8)
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A whole number of a call. ``said``: as users write it; ``name``: of the kernel's argument."""
+    """An integer of a call. ``said``: as users write it; ``name``: of the kernel's argument."""
 
     said: str
     name: str
@@ -155,7 +155,7 @@ class ArrayLayout:
 @dataclass(frozen=True, slots=True)
 class Arguments:
     """The arguments of a call. ``kinds``: an ArrayLayout, a type or a boolean for each parameter;
-    ``numbers``: sizes of arrays in order and whole numbers; ``tensors``: torch's tensors, by name;
+    ``numbers``: sizes of arrays in order and integers; ``tensors``: torch's tensors, by name;
     ``alike``: names of arrays that share memory, each with the first of them; ``device``: of the
     arrays."""
 

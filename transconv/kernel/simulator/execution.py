@@ -309,7 +309,7 @@ LEAST, ENOUGH_S = 2, 0.005  # groups that are compared, and seconds after which 
 EXACT = 2.0**-10  # of the largest element beside it: another order of summation, functions of a chip
 ROUNDED = 2.0**-7  # the same where products of float32 round their operands
 UNITS = 8  # units in the last place of the coarsest type, which intermediate values may have
-FEW = 16  # one of so many whole numbers may differ where floats decide: the place of a largest element
+FEW = 16  # one of so many integers may differ where floats decide: the place of a largest element
 SPEAKING = {"print", "breakpoint", "input"}  # what a kernel does in the simulator alone
 log = logging.getLogger("transconv.trust")
 

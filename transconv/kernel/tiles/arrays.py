@@ -106,7 +106,7 @@ def sizes(b: Building, view: ArrayView) -> tuple[Any, ...]:
 
 
 def sliced(b: Building, view: ArrayView, items: Sequence[Any], each: Shape = ()) -> ArrayView:
-    """``view[items]`` for slices, whole numbers, None and an ellipsis. ``each``: the shape of the items,
+    """``view[items]`` for slices, integers, None and an ellipsis. ``each``: the shape of the items,
     along which bounds and numbers may vary."""
     items = each_dimension(items, view.ndim)
     each = each or view.items

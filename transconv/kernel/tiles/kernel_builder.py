@@ -373,7 +373,7 @@ def power(b: Building, base: Any, exponent: Any) -> Tile:
 
 
 def _repeated(b: Building, e: ir.Expr, times: int) -> ir.Expr:
-    """The product of so many whole numbers, by squares: the last bits are right in any order."""
+    """The product of so many integers, by squares: the last bits are right in any order."""
     made: ir.Expr = ir.Const(1, e.dtype)
     while times:
         if times % 2:

@@ -7,7 +7,7 @@ Gradients have a route for each wanted tensor. Layers that are known have routes
 way (calls/select_impl.py) decides a call at one size. Calls of the same layer at other sizes
 differ in their shapes alone: the registry that answers them and what starts its plans are kept under a key
 without sizes. A new size then costs this look-up, the choice among the plans, and a route. Where something
-is open (a plan that has not run yet, a size that none takes, shapes that do not fit), the general way
+is open (a plan that has not run yet, a size that none takes, shapes that do not fit), the slow path
 decides.
 
 A first call mostly waits for memory that other work pushed out of the processor's caches: what it runs is

@@ -249,8 +249,8 @@ def _leaves(e: ir.Expr) -> set[ir.Expr]:
 
 
 def _typed(column: ir.Array, leaf: ir.Expr) -> ir.Array:
-    """Drawn whole numbers as values of a leaf: integers 64 bits wide; floats also between whole
-    numbers, and NaN in the place of the smallest."""
+    """Drawn integers as values of a leaf: integers 64 bits wide; floats also between integers,
+    and NaN in the place of the smallest."""
     if leaf.dtype.kind == "bool":
         return column.astype(np.bool_)
     if leaf.dtype.kind == "float":

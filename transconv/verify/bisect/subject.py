@@ -109,7 +109,7 @@ def _holders(computes: Sequence[Compute], case: ComputationCase) -> Iterator[tup
 
 
 class OracleCase(ComputationCase):
-    """A direction of a convolution with small whole numbers, and the answer of the oracle in f64."""
+    """A direction of a convolution with small integers, and the answer of the oracle in f64."""
 
     def __init__(self, workload: ConvWorkload, target: Target, seed: int = 0) -> None:
         p, prop, after = workload.problem, workload.prop, workload.epilogue

@@ -360,7 +360,7 @@ def _on(trial: ConvTrial, problem: ConvProblem) -> Iterator[ConvTrial]:
 
 
 def _ran(trial: ConvTrial, run: TrialRun) -> str:
-    """Compile, run and judge. Data are whole numbers, so that results are compared bit for bit, and then
+    """Compile, run and judge. Data are integers, so that results are compared bit for bit, and then
     random, to find roundings that should not be there."""
     started, row = time.perf_counter(), run.row
     if run.way == "triton" and trial.schedule is not None and trial.schedule.via != "tl":
