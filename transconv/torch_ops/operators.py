@@ -35,7 +35,7 @@ from transconv.calls import route_cache
 from transconv.torch_ops import arguments, tensor_subclasses, transforms
 from transconv.torch_ops.arguments import Params
 from transconv.torch_ops.calls.call_attributes import CallAttributes, request
-from transconv.torch_ops.calls.lower_call import DTYPES, bias_gradient, target_of
+from transconv.torch_ops.calls.lower_call import bias_gradient
 from transconv.torch_ops.conversion import aten_convolutions
 from transconv.torch_ops.conversion.aten_convolutions import dual
 
@@ -296,7 +296,7 @@ class ConvolutionBackward(torch.autograd.Function):
         made = (
             bwd_d(grad, input, weight, text) if mask[0] else None,
             bwd_w(grad, input, weight, text) if mask[1] else None,
-            bias_gradient(grad, weight, p, DTYPES, target_of) if mask[2] else None,
+            bias_gradient(grad, weight, p) if mask[2] else None,
         )
         return tuple(grad.new_empty(0) if t is None else t for t in made)
 

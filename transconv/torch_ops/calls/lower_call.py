@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cache, lru_cache, partial
@@ -65,6 +65,7 @@ RESULTS: dict[torch.dtype, DType] = ROWS.table(
     lambda t: t if t.result else None, key=lambda t: getattr(torch, t.torch)
 )
 """The types of tensors of convolutions, by torch's types."""
+EXAMPLE = 8  # samples in a text, which stand for any number
 SLOW_CALL = 1.0  # seconds; a longer build of a kernel is logged
 
 
@@ -357,28 +358,19 @@ def launch(
         compiled.launch(src, wei, dst, **extra)
 
 
-LIKE = 8  # samples in the text, which stand for any number
-
-
-def bias_gradient(
-    grad: torch.Tensor,
-    weight: torch.Tensor,
-    p: Params,
-    kinds: Mapping[torch.dtype, DType],
-    target_of: Callable[..., Target],
-) -> torch.Tensor:
-    """The sum of a result's gradient at all positions of all samples. ``kinds``: of its elements, by
-    torch's types; ``target_of``: a device's. Unsupported in invariant mode where no kernel computes it."""
+def bias_gradient(grad: torch.Tensor, weight: torch.Tensor, p: Params) -> torch.Tensor:
+    """The sum of a result's gradient at all positions of all samples. Unsupported in invariant mode where
+    no kernel computes it."""
     channels = weight.shape[1] * p.groups if p.transposed else weight.shape[0]
     if not settings.invariant or grad.shape[1] != channels:
         return arguments.bias_gradient(grad, weight, p)
-    if grad.dtype not in kinds:
+    if grad.dtype not in DTYPES:
         raise Unsupported("invariant:torch", f"torch would add up the gradient of a bias of {grad.dtype}")
     order = arguments.order_of(grad.shape, grad.stride(), channels_last=False)
     if order is None:
         order, grad = tuple(range(grad.dim())), grad.contiguous()
     grad = at_multiple(grad)
-    launch = _launch(tuple(grad.shape[1:]), order, kinds[grad.dtype], target_of(grad.device), grad.device)
+    launch = _launch(tuple(grad.shape[1:]), order, DTYPES[grad.dtype], target_of(grad.device), grad.device)
     made = grad.new_empty(channels)
     launch.at({BATCH: grad.shape[0]}).start([grad, made])
     return made
@@ -387,7 +379,7 @@ def bias_gradient(
 @lru_cache(maxsize=1024)
 def _launch(sizes: Ints, order: Order, kind: DType, target: Target, device: torch.device) -> Launch:
     """The kernel for samples of these sizes."""
-    shape = (LIKE, *sizes)
+    shape = (EXAMPLE, *sizes)
     text = bias_sums(TensorSpec(kind, Layout.dense(kind, shape, order)), shape, kind)
     request = PlanRequest(Alone(parse(text)), target, True)
     return Launch.requested(request.of_any_batch(), device, settings.mode)

@@ -32,7 +32,6 @@ from transconv.runtime import torch_internals
 from transconv.torch_ops import arguments
 from transconv.torch_ops.arguments import Ints, Params, order_of
 from transconv.torch_ops.calls import lower_call
-from transconv.torch_ops.calls.lower_call import bias_gradient
 from transconv.torch_ops.conversion import aten_convolutions, inference
 
 if TYPE_CHECKING:
@@ -363,7 +362,7 @@ class BackwardRoutes:
         if self.weight:
             dw = self.weight.gradient(w, x, None, grad)
         if self.bias_dims:
-            db = bias_gradient(grad, w, self.params, lower_call.DTYPES, lower_call.target_of)
+            db = lower_call.bias_gradient(grad, w, self.params)
         return dx, dw, db
 
     def _run_aten(
