@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -25,6 +25,7 @@ from transconv.support import TensorError, knobs
 from transconv.torch_ops import arguments
 
 Tensor = torch.Tensor
+Start = Callable[..., None]
 
 _lock = threading.Lock()
 _stream: Callable[[int], int] = getattr(torch_internals, "raw_stream", lambda index: 0)
@@ -162,12 +163,8 @@ def _compare(copies: tuple[Copy, ...], weight: Tensor, name: str, state: _State)
 
 
 def starter(
-    halves: WeightPrepack[Any],
-    device: int,
-    aligned: bool,
-    names: tuple[str, ...],
-    whole: Callable[..., None],
-) -> Callable[..., None]:
+    halves: WeightPrepack[Any], device: int, aligned: bool, names: tuple[str, ...], whole: Start
+) -> Start:
     """As ``whole``, the plan's start function of the tensors ``names``, but without the copies of a
     weight where they are there."""
     begin = halves.rest.starter(device, aligned, (*names, *(c.name for c in halves.copies)))
@@ -252,13 +249,9 @@ class Inference:
                     self._weights[id(weight)] = weight
 
     def _watch(self) -> None:
-        names = {id(p): name for name, p in _named(self.model)}
+        names = {id(p): name for name, p in self.model.named_parameters(remove_duplicate=False)}
         for weight in self._weights.values():
             watch(weight, names.get(id(weight), "weight"))
-
-
-def _named(model: torch.nn.Module) -> Iterator[tuple[str, Tensor]]:
-    yield from model.named_parameters(remove_duplicate=False)
 
 
 def _why_not(weight: Any) -> str:
