@@ -159,7 +159,8 @@ def __dir__() -> list[str]:
 
 
 class _Package(ModuleType):
-    """This module. ``transconv.config`` are the switches of a running program, and stay that object."""
+    """The module ``transconv``. ``transconv.config`` are the switches of a running program, and stay that
+    object."""
 
     @property
     def config(self) -> Settings:

@@ -16,7 +16,7 @@ import transconv
 from tests.torch_ops.conftest import fresh, untimed_guards
 from transconv.compute import AxisSpan
 from transconv.distributed.streams.stream import ROWS, StreamedModel
-from transconv.distributed.streams.time_relation import TimeRelation
+from transconv.distributed.streams.time_axis import TimeRelation
 from transconv.errors import TensorError, Unsupported
 
 __all__ = ["fresh", "untimed_guards"]

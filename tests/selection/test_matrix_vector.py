@@ -10,7 +10,7 @@ from transconv.cost import estimate
 from transconv.runtime import build_compute
 from transconv.schedule import Schedule, why_not
 from transconv.selection.proposals import heuristics
-from transconv.selection.proposals.matrix_vector import matrix_vector
+from transconv.selection.proposals.maps import matrix_vector
 from transconv.support import knobs
 from transconv.target import TARGETS
 from transconv.verify.computation import ComputationCase

@@ -379,7 +379,7 @@ def test_runs_that_differ_fail(capsys: Output, monkeypatch: pytest.MonkeyPatch) 
 
 def test_an_answer_of_zeros_is_mistrusted(capsys: Output, monkeypatch: pytest.MonkeyPatch) -> None:
     """With zero operands a kernel that stores zeros would pass."""
-    from transconv.verify import case as module
+    from transconv.verify import data as module
 
     honest = module.fill
 

@@ -16,8 +16,7 @@ from transconv.schedule import Schedule, Scheduled
 from transconv.target import TARGETS, Target
 from transconv.verify.invariance import proof
 from transconv.verify.invariance.drawn_batches import differing
-from transconv.verify.invariance.proof import of_kernel, prove
-from transconv.verify.invariance.reduction_tree import reduction_tree
+from transconv.verify.invariance.proof import of_kernel, prove, reduction_tree
 
 SM90, HERE = TARGETS["sm_90"], TARGETS["interpreter"]
 LAYERS = (

@@ -10,7 +10,7 @@ import torch
 
 from tests.verify.judging import interpreted, judged
 from transconv import ir
-from transconv.conv import ConvProblem, Epilogue, Prop, compiler, epilogue
+from transconv.conv import ConvProblem, Epilogue, Prop, compiler
 from transconv.errors import ProblemError, Unsupported
 from transconv.ir import Cast, Evaluator
 from transconv.selection.proposals import heuristics
@@ -66,7 +66,7 @@ def test_sums_of_8_bit_floats_move_to_f32_where_that_is_asked_for() -> None:
 
 
 def test_results_that_wrap_around(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(epilogue, "saturated", Cast)
+    monkeypatch.setattr(ir, "saturated", Cast)
     assert "wrong" in judged("mb1ic8ih5oc8oh5kh3ph1 dt=s8:s8:s8", "fwd", "", numpy=True).reason
 
 
@@ -93,7 +93,7 @@ def test_bisection_blames_nothing_right_and_finds_the_wrong() -> None:
     problem, words = "mb1ic8ih6oc8oh6kh3ph1 dt=u8:s8:s8", "zero:src+zero:wei"
     assert blame(problem, "fwd", "sm_90", epilogue=words, parts=("ir",)).stage == ""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(epilogue, "saturated", Cast)
+        patched.setattr(ir, "saturated", Cast)
         found = blame(problem.replace("ih6", "ih7").replace("oh6", "oh7"), "fwd", "sm_90", parts=("ir",))
     assert found.stage == "compute"  # what is computed is wrong, before there is a kernel
 

@@ -1,18 +1,15 @@
 """Guarded entries of repeated calls, and their cache. An entry is a function for one kind of call, written
-out as text, that compares a repeated call with the one that it was made for, and runs what computes it.
+out as text: it compares a call with the one that it was made for, and runs what computes it.
 
     compared    type, dtype, device, sizes, strides, requires_grad and dispatch keys of all tensors, by one
                 guard of torch's compiler, which also sees the thread's modes; torch's switches that the
                 kernels obey; alignment of all addresses; the current device, where there are several
     run         lines of the kind of call
-    otherwise   the next entry, and at last the general way
+    otherwise   the next entry, and at last the slow path
 
-What need not be asked is not in the text; what the text mentions is bound when the function is made, and
-found as fast as a local name.
-
-A key of the cache only finds an entry; a reused address does no harm, because the entry checks everything
-that its route depends on. A call that fails a check tries the next entry and at last the general way.
-Calls that never come back earn few entries: the longer none is found again, the longer the next one waits.
+The text mentions only what has to be compared, bound to local names. A key of the cache only finds an
+entry, which checks everything that its route depends on, so a reused address does no harm. Calls that
+never come back earn few entries: the longer none is found again, the longer the next one waits.
 """
 
 from __future__ import annotations
@@ -29,6 +26,7 @@ from transconv.support import defined
 
 Tensor = torch.Tensor
 Check = Callable[..., bool]
+Part = str | Sequence[str]
 
 ALIGNMENT = 15  # pointers that share these zero bits may be read 16 bytes at a time
 current_device = torch_internals.current_device()
@@ -84,7 +82,7 @@ def device_of(devices: Sequence[int]) -> int | None:
 
 
 class Condition(NamedTuple):
-    """One that is asked at every call: an expression, and what it mentions."""
+    """A condition that is asked at every call: an expression, and what it mentions."""
 
     text: str
     known: Mapping[str, Any]
@@ -134,9 +132,6 @@ class CallGuard(NamedTuple):
         return {**asked, "check": self.check}
 
 
-Part = str | Sequence[str]
-
-
 def written(
     head: str, parts: Sequence[Part], otherwise: str, known: Mapping[str, Any]
 ) -> Callable[..., Any]:
@@ -151,8 +146,7 @@ def written(
             depth += 1
     if otherwise:
         lines.append("    " + otherwise)
-    made: Callable[..., Any] = _factory("\n".join(lines), tuple(known))(**known)
-    return made
+    return _factory("\n".join(lines), tuple(known))(**known)
 
 
 @lru_cache(maxsize=4096)
@@ -164,9 +158,6 @@ def _factory(text: str, names: tuple[str, ...]) -> Callable[..., Callable[..., A
         f"def make({', '.join(names)}):\n{inner}\n    return {name}", "make"
     )
     return made
-
-
-# -- launches that are bound -------------------------------------------------------------------------
 
 
 @lru_cache
@@ -231,8 +222,7 @@ class CallCache:
         self.entries: dict[Hashable, Call] = {}
         self.find = self.entries.get
         self.patience, self.chain = patience, chain
-        # Calls since the last entry, calls to wait for, entries.
-        self._visits: dict[Hashable, list[int]] = {}
+        self._visits: dict[Hashable, list[int]] = {}  # calls since an entry, calls to wait for, entries
         self._elsewhere: list[MutableMapping[Any, Any]] = []  # entries that others hold, such as routes
         self.every.append(self)
 
@@ -259,7 +249,7 @@ class CallCache:
         return visits is not None and visits[1] > self.patience
 
     def others(self, key: Hashable, place: int, onward: Call) -> Call:
-        """What an entry in this place (see ``due``) goes on with: entries so far, or the general way."""
+        """What an entry in this place (see ``due``) goes on with: entries so far, or the slow path."""
         return self.entries.get(key, onward) if place > 1 else onward
 
     def keep(self, key: Hashable, entry: Call) -> None:

@@ -1,4 +1,4 @@
-"""Counts which calls kernels and torch compute, and reports when torch computes one."""
+"""Counts of the calls that kernels and torch compute, and the warning when torch computes one."""
 
 from __future__ import annotations
 

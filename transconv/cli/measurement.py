@@ -193,7 +193,7 @@ def about_chip(target: Target, versions: Mapping[str, str]) -> Row:
 
 
 class MeasuringSession:
-    """Measures on a target, and tells a finding for each stage. ``jobs`` makes the directions, for each
+    """A measurement of a target, with a finding for each stage. ``jobs`` makes the directions, for each
     stage anew; ``blocks``: names of graphs; ``small``: these and the rates of the machine in the size for
     a CPU."""
 

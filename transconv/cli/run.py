@@ -1,7 +1,7 @@
 """``run``: generate, execute and compare with the answer; a row for each problem and direction. ``demo``:
 a network through generated kernels, then one problem from text to machine code.
 
-The data are small whole numbers: products and sums are exact, so a right kernel gives the same bits
+The data are small integers: products and sums are exact, so a right kernel gives the same bits
 as the answer in f64 after one rounding.
 """
 

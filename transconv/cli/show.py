@@ -232,7 +232,8 @@ class ShownStep:
 
     def title(self, stage: str) -> str:
         spent = f"  ({self.seconds[stage] * 1e3:.0f} ms)" if stage in self.seconds else ""
-        return f"\n---- {stage}: {_phrase(stage)}{spent} ---- {self.compute.name} "
+        (phrase,) = (s.phrase for s in stages() if s.name == stage)
+        return f"\n---- {stage}: {phrase}{spent} ---- {self.compute.name} "
 
     def form(self, form: Form) -> str:
         """The computation in a later form, where that differs from the one before."""
@@ -301,11 +302,6 @@ def _near(schedule: Schedule, compute: Compute) -> Iterator[tuple[str, Schedule]
     yield other, replace(schedule, unit=other)
     if compute.axes_of("K"):
         yield "split_k=4 reduce=atomic", replace(schedule, split_k=4, reduce="atomic")
-
-
-def _phrase(stage: str) -> str:
-    """What a stage does, in a few words."""
-    return {s.name: s.phrase for s in stages()}[stage]
 
 
 def _names() -> list[str]:

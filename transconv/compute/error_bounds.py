@@ -92,7 +92,7 @@ def allowed(value: ir.Array, error: ir.Array, dtype: ir.DType) -> ir.Array:
 def rounds_once(value: ir.Array, error: ir.Array, dtype: ir.DType) -> ir.Array:
     """Where a stored element of a type is certainly ``value`` rounded once: where all that is within
     ``error`` of it is rounded to one number. Close to the middle of two numbers, and where nearly equal
-    ones are subtracted, it is not. The error of whole numbers is less than a half."""
+    ones are subtracted, it is not. The error of integers is less than a half."""
     if dtype.kind != "float":
         return np.asarray(error < 0.5)
     with np.errstate(invalid="ignore"):

@@ -24,23 +24,6 @@ from typing import Literal
 from transconv import ir
 from transconv.compute.elementwise import OPS
 from transconv.compute.steps import as_written
-from transconv.ir import (
-    as_expr,
-    eq,
-    find,
-    free_vars,
-    i32,
-    i64,
-    index,
-    maximum,
-    minimum,
-    ne,
-    promote,
-    readable,
-    select,
-    why_not_depth,
-    why_not_text,
-)
 from transconv.simplify import Facts, facts_of, prove, range_of, simplify
 from transconv.support import ComputeError, nearest
 
@@ -59,30 +42,32 @@ class Coordinate:
 
     def __call__(self, *values: ir.Expr) -> ir.Expr:
         """The expression for these values; a constant if all are constants."""
-        return as_expr(self.expression(*(int(v.value) if isinstance(v, ir.Const) else v for v in values)))
+        return ir.as_expr(
+            self.expression(*(int(v.value) if isinstance(v, ir.Const) else v for v in values))
+        )
 
 
 def _abs(i: Whole) -> ir.Expr:
-    return maximum(i, -i)
+    return ir.maximum(i, -i)
 
 
 def _reflect(i: Whole, n: Whole) -> ir.Expr:
     """Reflection at the first and last position: the period is 2n - 2."""
     period = n * 2 - 2
-    there = _abs(i) % (max(period, 1) if isinstance(period, int) else maximum(period, 1))
-    return minimum(there, period - there)
+    there = _abs(i) % (max(period, 1) if isinstance(period, int) else ir.maximum(period, 1))
+    return ir.minimum(there, period - there)
 
 
 def _symmetric(i: Whole, n: Whole) -> ir.Expr:
-    there = maximum(i, -1 - i) % (n * 2)
-    return minimum(there, n * 2 - 1 - there)
+    there = ir.maximum(i, -1 - i) % (n * 2)
+    return ir.minimum(there, n * 2 - 1 - there)
 
 
 COORDINATES: ir.RowTable[Coordinate] = ir.RowTable(
     Coordinate(
         "clamp",
         2,
-        lambda i, n: minimum(maximum(i, 0), n - 1),
+        lambda i, n: ir.minimum(ir.maximum(i, 0), n - 1),
         "beyond an end: the element at that end (torch's padding mode replicate)",
     ),
     Coordinate(
@@ -101,7 +86,7 @@ COORDINATES: ir.RowTable[Coordinate] = ir.RowTable(
     Coordinate(
         "from_end",
         2,
-        lambda i, n: select(i < 0, i + n, i),
+        lambda i, n: ir.select(i < 0, i + n, i),
         "a negative position counts from the end, as an index of torch does",
     ),
     Coordinate("abs", 1, _abs, "the distance from 0"),
@@ -122,8 +107,8 @@ COMPARE: dict[type, Callable[[ir.Expr, ir.Expr], ir.Expr]] = {
     ast.LtE: operator.le,
     ast.Gt: operator.gt,
     ast.GtE: operator.ge,
-    ast.Eq: eq,
-    ast.NotEq: ne,
+    ast.Eq: ir.eq,
+    ast.NotEq: ir.ne,
 }
 LARGEST_POWER = 8
 LONGEST_SAID = 160  # characters of a text in an error
@@ -199,7 +184,7 @@ def expression(text: str, scope: ComputeScope) -> ir.Expr:
 
 def expression_tree(text: str, mode: Literal["eval", "exec"]) -> ast.AST:
     """The tree of a Python text, of ASCII and not too deep. Raises ComputeError."""
-    if reason := why_not_text(text):
+    if reason := ir.why_not_text(text):
         raise ComputeError(f"{shortened(text)}: {reason}")
     try:
         tree: ast.AST = ast.parse(text.strip(), mode=mode)
@@ -208,7 +193,7 @@ def expression_tree(text: str, mode: Literal["eval", "exec"]) -> ast.AST:
             f"{shortened(text)} cannot be read; expected a Python expression{hint(text)}"
         ) from None
     for part in [tree] if mode == "eval" else ast.iter_child_nodes(tree):
-        if reason := why_not_depth(part):
+        if reason := ir.why_not_depth(part):
             raise ComputeError(f"{shortened(text)} has {reason}")
     return tree
 
@@ -248,7 +233,7 @@ def _read(at: ast.expr, scope: ComputeScope) -> ir.Expr:
         case ast.UnaryOp(ast.Not() | ast.Invert(), x):
             return ir.Not(_condition(_read(x, scope), x))
         case ast.Compare(left, [op], [right]) if type(op) in COMPARE:
-            exact = scope if scope.whole else replace(scope, whole=i64)
+            exact = scope if scope.whole else replace(scope, whole=ir.i64)
             a, b = _read(left, exact), _read(right, exact)
             if not (a.dtype.is_integer and b.dtype.is_integer):
                 a, b = _read(left, scope), _read(right, scope)
@@ -281,7 +266,7 @@ def _number(e: ir.Expr) -> ir.Expr:
     """An operand of arithmetic, where conditions are 0 and 1."""
     if e.dtype.kind != "bool":
         return e
-    return ir.Const(int(e.value), i32) if isinstance(e, ir.Const) else ir.Cast(e, i32)
+    return ir.Const(int(e.value), ir.i32) if isinstance(e, ir.Const) else ir.Cast(e, ir.i32)
 
 
 def _name(name: str, scope: ComputeScope) -> ir.Expr:
@@ -298,7 +283,7 @@ def _name(name: str, scope: ComputeScope) -> ir.Expr:
     if scope.whole and var.dtype.kind == "int":
         return ir.Cast(var, scope.whole)
     if var.dtype.kind == "int":  # integers are computed exactly, in at least 32 bits
-        return ir.Cast(var, i32) if var in scope.reads and var.dtype.bits < 64 else var
+        return ir.Cast(var, ir.i32) if var in scope.reads and var.dtype.bits < 64 else var
     as_it_is = var.dtype.kind == "bool" or (var.dtype is scope.type and var not in scope.reads)
     return var if as_it_is else ir.Cast(var, scope.type)
 
@@ -308,7 +293,7 @@ def _alike(a: ir.Expr, b: ir.Expr, scope: ComputeScope) -> tuple[ir.Expr, ir.Exp
     if "float" in (a.dtype.kind, b.dtype.kind) and a.dtype is not b.dtype:
         return _float(a, scope), _float(b, scope)
     if "int" in (a.dtype.kind, b.dtype.kind):
-        wide = promote(a.dtype, b.dtype)
+        wide = ir.promote(a.dtype, b.dtype)
         return _whole(a, wide), _whole(b, wide)
     return a, b
 
@@ -339,7 +324,7 @@ def _call(name: str, args: list[ir.Expr], scope: ComputeScope) -> ir.Expr:
             )
         return ir.Select(args[0], *_alike(args[1], args[2], scope))
     if name in ("min", "max") and len(args) == 2:
-        return (minimum if name == "min" else maximum)(*_alike(args[0], args[1], scope))
+        return (ir.minimum if name == "min" else ir.maximum)(*_alike(args[0], args[1], scope))
     if (
         name in COORDINATES
         and len(args) == COORDINATES[name].arity
@@ -373,7 +358,7 @@ def coordinates_of(text: str, scope: ComputeScope) -> tuple[str, list[ir.Expr], 
     found = SEEN.fullmatch(text)
     if found is None:
         raise ComputeError(f"'{text.strip()}'; expected tensor[coordinates]")
-    whole = replace(scope, whole=index)
+    whole = replace(scope, whole=ir.index)
     coords = [expression(part, whole) for part in _parts(found[2]) if found[2].strip()]
     for coord in coords:
         _checked(coord)
@@ -383,16 +368,17 @@ def coordinates_of(text: str, scope: ComputeScope) -> tuple[str, list[ir.Expr], 
 def _checked(coord: ir.Expr) -> None:
     """Raise ComputeError for a coordinate that is not an integer, or that divides by other than a positive
     number."""
-    if coord.dtype.kind != "index" or any(e.dtype.kind == "float" for e in find(coord, ir.Expr)):
+    if coord.dtype.kind != "index" or any(e.dtype.kind == "float" for e in ir.find(coord, ir.Expr)):
         raise ComputeError(
-            f"coordinate {readable(coord)} is {coord.dtype}; expected whole numbers, of "
+            f"coordinate {ir.readable(coord)} is {coord.dtype}; expected whole numbers, of "
             "axes and of elements of tensors of i32 or i64"
         )
-    for e in (*find(coord, ir.FloorDiv), *find(coord, ir.Mod)):
+    for e in (*ir.find(coord, ir.FloorDiv), *ir.find(coord, ir.Mod)):
         by = simplify(e.b)
         if not isinstance(by, ir.Const) or by.value <= 0:
             raise ComputeError(
-                f"{readable(e)} in a coordinate divides by {readable(e.b)}; expected a number above 0"
+                f"{ir.readable(e)} in a coordinate divides by {ir.readable(e.b)}; "
+                "expected a number above 0"
             )
 
 
@@ -444,15 +430,15 @@ def sized(name: str, coords: list[ir.Expr], scope: ComputeScope, dtype: ir.DType
             extents.append(scope.extents[coord.name])
             shape.append(scope.axes[coord.name])
             continue
-        if free_vars(coord) & {ir.Var(a) for a in scope.extents}:
+        if ir.free_vars(coord) & {ir.Var(a) for a in scope.extents}:
             raise ComputeError(
-                f"the size of {name} along {readable(as_written(coord))} is not told; "
+                f"the size of {name} along {ir.readable(as_written(coord))} is not told; "
                 f"expected a line such as: tensor {name} f32 [N, 64]"
             )
         most = range_of(simplify(coord, facts), facts).hi
-        if most is None or most >= i32.limits[1]:  # the index is an element of a tensor
+        if most is None or most >= ir.i32.limits[1]:  # the index is an element of a tensor
             raise ComputeError(
-                f"the size of {name} along {readable(as_written(coord))} is not "
+                f"the size of {name} along {ir.readable(as_written(coord))} is not "
                 f"known; expected a line such as: tensor {name} f32 [32, 64]"
             )
         shape.append(most + 1)

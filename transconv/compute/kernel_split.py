@@ -1,4 +1,4 @@
-"""Splits a computation into the computations of single kernels.
+"""Kernel splitting: a computation becomes the computations of single kernels.
 
     read  x = X[n, k]                       kernel 1: s_kept[n] = sum(x; k)
     let   s = sum(x; k)                     kernel 2: Y[0] = max(s_kept[n]; n)

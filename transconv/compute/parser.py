@@ -1,4 +1,4 @@
-"""Reads the text of a computation (``parse``), and describes what was read (``describe``).
+"""The parser of a computation's text (``parse``), and the description of what was read (``describe``).
 
     compute max_pool
         sizes  w=56 in 1..4096, w % 8 == 0                 names for sizes; see symbolic_compute.py
@@ -62,20 +62,6 @@ from transconv.compute.steps import (
     why_not_named,
 )
 from transconv.compute.symbolic_compute import of_sizes, sizes_of
-from transconv.ir import (
-    conjuncts,
-    f32,
-    f64,
-    find,
-    free_vars,
-    index,
-    is_near,
-    readable,
-    substitute,
-    type_named,
-    value_at,
-    why_not_text,
-)
 from transconv.simplify import Facts, facts_of, prove, reason, simplify
 from transconv.support import ComputeError, LayoutError, nearest
 
@@ -96,7 +82,7 @@ def parse(text: str) -> Compute:
     for number, line in lines:
         word, _, rest = line.partition(" ")
         try:
-            if reason := why_not_text(line):
+            if reason := ir.why_not_text(line):
                 raise ComputeError(reason)
             if word not in WORDS:
                 hint = nearest(word, WORDS)
@@ -157,9 +143,9 @@ class Reader:
         if text.isdigit() or self.named is None:
             return int(text), ir.Const(int(text))
         made = simplify(of_sizes(text, self.named))
-        if made.dtype is not index or find(made, ir.Div):
+        if made.dtype is not ir.index or ir.find(made, ir.Div):
             raise ComputeError(f"size '{text}'; expected whole numbers and names of sizes")
-        return value_at(made, self.named.like), made
+        return ir.value_at(made, self.named.like), made
 
     def line_axes(self, rest: str) -> None:
         for word in rest.replace("|", " ").split():
@@ -171,7 +157,7 @@ class Reader:
             if self.named and name in self.named.names:
                 raise ComputeError(f"'{name}' is a size already; expected another name for an axis")
             self.axes[named(name, "an axis")], extent = self.extent(size)
-            if free_vars(extent):
+            if ir.free_vars(extent):
                 self.extents[name] = extent
 
     def line_tensor(self, rest: str) -> None:
@@ -192,12 +178,12 @@ class Reader:
         extents = tuple(self.extent(size) for _, _, size in sizes)
         shape = tuple(n for n, _ in extents)
         dims = tuple(name or f"{found[1]}_{i}" for i, (name, _, _) in enumerate(sizes))
-        dtype = type_named(found[2])
+        dtype = ir.type_named(found[2])
         try:
             layout = ir.Layout.parse(found[4], dtype, shape) if found[4] else ir.Layout.dense(dtype, shape)
         except LayoutError as error:
             raise ComputeError(f"tensor '{found[1]}': {error}") from None
-        sized = tuple(e for _, e in extents) if any(free_vars(e) for _, e in extents) else ()
+        sized = tuple(e for _, e in extents) if any(ir.free_vars(e) for _, e in extents) else ()
         if sized and (not layout.is_packed or layout.strides() is None or layout.offset):
             raise ComputeError(
                 f"tensor '{found[1]}' has sizes that are arguments and the layout "
@@ -230,7 +216,7 @@ class Reader:
 
     def _type(self) -> ir.DType:
         """The type of arithmetic: f64 if a declared tensor is f64, else f32."""
-        return f64 if any(t.dtype is f64 for t in self.tensors.values()) else f32
+        return ir.f64 if any(t.dtype is ir.f64 for t in self.tensors.values()) else ir.f32
 
 
 def _types() -> list[str]:
@@ -260,10 +246,10 @@ class StepReader:
             raise ComputeError("expected name = tensor[coordinates]")
         name = scope.new(named(name.strip(), "a value"))
         given, coords, condition = coordinates_of(view, scope)
-        tensor = self.tensors.get(given) or sized(named(given, "a tensor"), coords, scope, f32)
+        tensor = self.tensors.get(given) or sized(named(given, "a tensor"), coords, scope, ir.f32)
         self.tensors[given] = tensor
         beyond = _number(fill)
-        if not is_near(beyond, tensor.dtype):
+        if not ir.is_near(beyond, tensor.dtype):
             raise ComputeError(
                 f"else {fill.strip()} is no number of {tensor.dtype}; expected one that "
                 f"elements of '{tensor.name}' may have"
@@ -473,10 +459,10 @@ def _view_lines(role: str, view: ir.View, facts: Facts) -> list[str]:
     coords, conditions = [], []
     for name, dim in zip(view.tensor.dims, view.dims, strict=True):
         short = dim.coord if isinstance(dim.coord, ir.Var) else simplify(dim.coord, facts)
-        coords.append(name if short is ir.Var(name) else f"{name} = {readable(as_written(short))}")
+        coords.append(name if short is ir.Var(name) else f"{name} = {ir.readable(as_written(short))}")
         conditions += [
             _condition(part, name, dim.coord, facts)
-            for part in conjuncts(dim.mask)
+            for part in ir.conjuncts(dim.mask)
             if not isinstance(part, ir.Const)
         ]
     return [f"    {role} = {view.tensor.name}[{', '.join(coords)}]", *conditions]
@@ -484,11 +470,11 @@ def _view_lines(role: str, view: ir.View, facts: Facts) -> list[str]:
 
 def _condition(part: ir.Expr, name: str, coord: ir.Expr, facts: Facts) -> str:
     """One condition of a mask: whether it is kept or always true, and the reason."""
-    named = readable(as_written(substitute(part, {coord: ir.Var(name)})))
+    named = ir.readable(as_written(ir.substitute(part, {coord: ir.Var(name)})))
     if prove(part, facts):
         verdict, why = "always true:", reason(part, facts)
     else:
-        verdict, why = "kept:", "" if find(part, ir.Mod) else reason(part, facts)
-        if read := [readable(as_written(e)) for e in find(part, ir.Cast)]:
+        verdict, why = "kept:", "" if ir.find(part, ir.Mod) else reason(part, facts)
+        if read := [ir.readable(as_written(e)) for e in ir.find(part, ir.Cast)]:
             why = f"{' '.join(read)} may be any number"
     return f"        {verdict:<12} {named:<{WIDTH}}  {why}".rstrip()

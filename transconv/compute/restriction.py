@@ -1,5 +1,5 @@
-"""What a piece of a result needs: of each tensor the interval that some positions of an axis read, and the
-computation of these positions alone.
+"""Restriction of a computation to some positions of an axis: of each tensor the interval that they read,
+and the computation of these positions alone.
 
     compute rows                                    positions 16 to 31 of oh:
         tensor X f32 [ic=4, ih=64, iw=64]               tensor X f32 [ic=4, ih=18, iw=64]     rows 15 to 32

@@ -1,4 +1,4 @@
-"""Compares what kernels stored with the f64 value of the computation at sampled points.
+"""Sampled points: what kernels stored there, compared with the f64 value of the computation.
 
 Points are drawn along the axes that are not reduced; reduced axes are evaluated whole. Only the elements
 that these points read are gathered, on the device of the tensors, so that no tensor is copied and the cost
@@ -230,7 +230,7 @@ def _joined(found: list[Points]) -> Points:
 
 
 class _Told:
-    """What the coordinates of a store that adds tell of the axes."""
+    """Axes that follow from the coordinates of a store that adds."""
 
     def __init__(self, compute: Compute, write: Write) -> None:
         self.compute, self.write = compute, write

@@ -33,21 +33,6 @@ from itertools import count
 from math import prod
 
 from transconv import ir
-from transconv.ir import (
-    Const,
-    Expr,
-    all_of,
-    conjuncts,
-    eq,
-    free_vars,
-    i32,
-    i64,
-    index,
-    ne,
-    readable,
-    rewrite,
-    why_not_name,
-)
 from transconv.simplify import Facts, range_of, simplify
 
 variable = lru_cache(maxsize=1 << 12)(ir.Var)
@@ -185,7 +170,7 @@ def why_not_named(name: str) -> str:
     """Why nothing in a computation can have this name; empty if it can."""
     if is_word(name):
         return f"'{name}' is a word of generated kernels; expected another name"
-    return f"'{name}' is not a valid name: {reason}" if (reason := why_not_name(name)) else ""
+    return f"'{name}' is not a valid name: {reason}" if (reason := ir.why_not_name(name)) else ""
 
 
 def counted(stem: str) -> Iterator[str]:
@@ -255,11 +240,11 @@ class ComputeNames:
 
     def roots(self, e: ir.Expr) -> frozenset[str]:
         """The axes that an expression depends on, directly or through values."""
-        return frozenset(a for v in free_vars(e) for a in self.rooted.get(v, (v.name,)))
+        return frozenset(a for v in ir.free_vars(e) for a in self.rooted.get(v, (v.name,)))
 
     def told(self, view: ir.View) -> frozenset[ir.Var]:
         """The values that a view's coordinates mention: the indices of a gather."""
-        return frozenset(v for d in view.dims for v in free_vars(d.coord)) & self._values
+        return frozenset(v for d in view.dims for v in ir.free_vars(d.coord)) & self._values
 
     @cached_property
     def indices(self) -> frozenset[ir.Var]:
@@ -304,9 +289,9 @@ def fresh(name: str, taken: Iterable[str]) -> str:
 
 def used(step: Step) -> set[ir.Var]:
     """The names that a step mentions, in its value and in the coordinates and conditions of its view."""
-    found = set(free_vars(step.value)) if not isinstance(step, Read) else set()
+    found = set(ir.free_vars(step.value)) if not isinstance(step, Read) else set()
     if isinstance(step, (Read, Write)):
-        found |= {v for d in step.view.dims for e in (d.coord, d.mask) for v in free_vars(e)}
+        found |= {v for d in step.view.dims for e in (d.coord, d.mask) for v in ir.free_vars(e)}
     return found
 
 
@@ -369,7 +354,7 @@ def _spelled(number: float) -> str:
 
 def _view(view: ir.View) -> str:
     coords = ", ".join(render(as_written(d.coord)) for d in view.dims)
-    where = all_of(conditions(view))
+    where = ir.all_of(conditions(view))
     said = "" if where is ir.TRUE else f" where {render(as_written(where))}"
     return f"{view.tensor.name}[{coords}]{said}"
 
@@ -383,19 +368,21 @@ def _value(e: ir.Expr, computed: ir.DType) -> str:
             return True
         if not isinstance(x, ir.Var) or x.dtype.kind not in ("float", "int"):
             return False
-        return cast.type is (computed if x.dtype.kind == "float" else i32 if x.dtype.bits < 64 else i64)
+        return cast.type is (
+            computed if x.dtype.kind == "float" else ir.i32 if x.dtype.bits < 64 else ir.i64
+        )
 
-    return render(rewrite(e, lambda at: at.x if isinstance(at, ir.Cast) and is_added(at) else at))
+    return render(ir.rewrite(e, lambda at: at.x if isinstance(at, ir.Cast) and is_added(at) else at))
 
 
 def render(e: ir.Expr) -> str:
     """The text of an expression, with ``where`` for the IR's ``select``."""
-    return SELECTION.sub("where(", readable(e))
+    return SELECTION.sub("where(", ir.readable(e))
 
 
 def as_written(e: ir.Expr) -> ir.Expr:
     """A coordinate or condition without casts to index, which the text does not have."""
-    return rewrite(e, lambda at: at.x if isinstance(at, ir.Cast) and at.type is index else at)
+    return ir.rewrite(e, lambda at: at.x if isinstance(at, ir.Cast) and at.type is ir.index else at)
 
 
 def conditions(view: ir.View) -> list[ir.Expr]:
@@ -405,7 +392,7 @@ def conditions(view: ir.View) -> list[ir.Expr]:
         c for d, n in zip(view.dims, view.tensor.bounds, strict=True) for c in (d.coord >= 0, d.coord < n)
     ]  # some twice, on a diagonal
     found: list[ir.Expr] = []
-    for c in (c for d in view.dims for c in conjuncts(d.mask)):
+    for c in (c for d in view.dims for c in ir.conjuncts(d.mask)):
         if c in inside:
             inside.remove(c)
         else:
@@ -418,8 +405,8 @@ def conditions(view: ir.View) -> list[ir.Expr]:
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """``before``: steps of a whole row; ``steps``: steps of every element, in order, including the sweep's
-    reductions and stores."""
+    """A sweep over the reduced axes. ``before``: steps of a whole row; ``steps``: steps of every element,
+    in order, including the sweep's reductions and stores."""
 
     before: tuple[Step, ...]
     steps: tuple[Step, ...]
@@ -513,22 +500,22 @@ class _Levels:
 EXTREMA = {"argmax": "max", "argmin": "min"}
 
 
-def is_extreme(x: Expr, top: Expr) -> Expr:
+def is_extreme(x: ir.Expr, top: ir.Expr) -> ir.Expr:
     """Whether an element equals the extreme ``top``; true for every NaN."""
-    return eq(x, top) | ne(x, x)
+    return ir.eq(x, top) | ir.ne(x, x)
 
 
 def where_first(
-    name: str, x: Expr, top: ir.Var, axes: Sequence[str], sizes: Mapping[str, Expr], facts: Facts
+    name: str, x: ir.Expr, top: ir.Var, axes: Sequence[str], sizes: Mapping[str, ir.Expr], facts: Facts
 ) -> Reduction:
     """The reduction that gives the number of the first element equal to ``top``, as i32 (i64 where the
     facts do not tell that there are fewer than 2^31 elements)."""
     count = simplify(prod((sizes[a] for a in axes), start=ir.as_expr(1)), facts)
     most = range_of(count, facts).hi
     whole = ir.i32 if most is not None and most <= ir.i32.limits[1] else ir.i64
-    place: Expr = ir.Var(axes[0])
+    place: ir.Expr = ir.Var(axes[0])
     for a in axes[1:]:
         place = place * sizes[a] + ir.Var(a)
-    none = Const(count.value, whole) if isinstance(count, Const) else ir.Cast(count, whole)
+    none = ir.Const(count.value, whole) if isinstance(count, ir.Const) else ir.Cast(count, whole)
     hit = ir.Select(is_extreme(x, top), ir.Cast(place, whole), none)
     return Reduction(name, "min", hit, tuple(axes))

@@ -21,6 +21,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from transconv import ir
 from transconv.compute.analysis.axis_roles import with_roles
 from transconv.compute.batch import of_any_batch, samples, with_samples
 from transconv.compute.compute import Compute
@@ -29,20 +30,6 @@ from transconv.compute.parser import parse
 from transconv.compute.sampled_points import SampleOutcome, examine
 from transconv.compute.steps import Axis, Read, Reduction, Step, Value, Write, fresh, needed, used
 from transconv.compute.symbolic_compute import why_not_any_size
-from transconv.ir import (
-    Cast,
-    DType,
-    Layout,
-    LayoutBlock,
-    Tensor,
-    Values,
-    Var,
-    View,
-    ViewDim,
-    f32,
-    free_vars,
-    sizes_told,
-)
 from transconv.support import ComputeError, ScheduleError, Unsupported
 
 if TYPE_CHECKING:
@@ -109,7 +96,7 @@ class Workload(ABC):
 
     @property
     @abstractmethod
-    def tensors(self) -> tuple[Tensor, ...]:
+    def tensors(self) -> tuple[ir.Tensor, ...]:
         """The tensors of a call, in order."""
 
     @property
@@ -135,7 +122,7 @@ class Workload(ABC):
         that callers give are not for it."""
         return False
 
-    def of_any_batch(self) -> tuple[Workload, Values]:
+    def of_any_batch(self) -> tuple[Workload, ir.Values]:
         """The workload with the number of samples as a name, whose example does not depend on it, and that
         number by its name; the number of none where there are no samples. Raises Unsupported where one
         kernel cannot have it as an argument."""
@@ -237,7 +224,7 @@ class Alone(Workload):
         return self.compute.math
 
     @property
-    def tensors(self) -> tuple[Tensor, ...]:
+    def tensors(self) -> tuple[ir.Tensor, ...]:
         return self.compute.tensors
 
     @property
@@ -259,7 +246,7 @@ class Alone(Workload):
             if reason := why_not_lowered(compute) or why_not_any_size(compute):
                 raise ScheduleError(f"{compute.name}: {reason}")
 
-    def of_any_batch(self) -> tuple[Workload, Values]:
+    def of_any_batch(self) -> tuple[Workload, ir.Values]:
         made = Alone(of_any_batch(self.compute))
         try:
             made.refuse()
@@ -305,7 +292,7 @@ class Alone(Workload):
         return " ".join(" ".join(str(self.compute).split()).split())
 
     def examine(self, tensors: dict[str, torch.Tensor], result: torch.Tensor) -> SampleOutcome:
-        told = sizes_told((t, tensors[t.name].shape) for t in self.compute.tensors)
+        told = ir.sizes_told((t, tensors[t.name].shape) for t in self.compute.tensors)
         return examine(self.compute.at(**told), tensors)
 
 
@@ -316,10 +303,10 @@ ACC = "acc"
 def product(
     name: str,
     axes: tuple[Axis, ...],
-    a: View,
-    b: View,
-    c: View,
-    acc: DType,
+    a: ir.View,
+    b: ir.View,
+    c: ir.View,
+    acc: ir.DType,
     behind: tuple[tuple[Step, ...], str] | None = None,
     math: str = "tf32",
 ) -> Compute:
@@ -327,8 +314,8 @@ def product(
     ``acc``, to the store, and a name for them; by default the sum is cast and stored."""
     left, right = Read("a", a), Read("b", b)
 
-    def made(before: tuple[Value, ...], factors: tuple[Var, Var]) -> Compute:
-        term = Cast(factors[0], acc) * Cast(factors[1], acc)
+    def made(before: tuple[Value, ...], factors: tuple[ir.Var, ir.Var]) -> Compute:
+        term = ir.Cast(factors[0], acc) * ir.Cast(factors[1], acc)
         total = Reduction(ACC, "sum", term, _summed(axes, c))
         after, word = behind or ((_stored(c, total),), "")
         return Compute(name, axes, (left, right, *before, total, *after), math, behind=word)
@@ -340,25 +327,25 @@ def product(
     return of_one if of_one.factors else plain
 
 
-def _of_one_kind(left: Read, right: Read) -> tuple[tuple[Value, ...], tuple[Var, Var]]:
+def _of_one_kind(left: Read, right: Read) -> tuple[tuple[Value, ...], tuple[ir.Var, ir.Var]]:
     """An integer beside a float, cast to its type, in which matrix units multiply both. It is f32 on the
     way: Triton's interpreter has no cast of integers to bf16."""
     kinds = left.view.tensor.dtype, right.view.tensor.dtype
     if kinds[0].kind == "int":
-        value = Value("near_a", Cast(Cast(left.var, f32), kinds[1]))
+        value = Value("near_a", ir.Cast(ir.Cast(left.var, ir.f32), kinds[1]))
         return (value,), (value.var, right.var)
-    value = Value("near_b", Cast(Cast(right.var, f32), kinds[0]))
+    value = Value("near_b", ir.Cast(ir.Cast(right.var, ir.f32), kinds[0]))
     return (value,), (left.var, value.var)
 
 
-def total(name: str, axes: tuple[Axis, ...], a: View, c: View, like: Compute) -> Compute:
+def total(name: str, axes: tuple[Axis, ...], a: ir.View, c: ir.View, like: Compute) -> Compute:
     """``c = sum(a)`` over the axes that c does not mention, with the reduction of ``like``, the steps
     after it, and what these use of the steps before it, such as a bias that is read first."""
     assert like.sum is not None
     before = like.steps[: like.steps.index(like.sum)]
     kept = needed(before, (v for s in like.after for v in used(s)))
     part = Read(fresh("a", [s.name for s in (*kept, *like.after) if not isinstance(s, Write)]), a)
-    made = Reduction(like.sum.name, like.sum.op, Cast(part.var, like.acc), _summed(axes, c))
+    made = Reduction(like.sum.name, like.sum.op, ir.Cast(part.var, like.acc), _summed(axes, c))
     return Compute(
         name,
         axes,
@@ -370,23 +357,23 @@ def total(name: str, axes: tuple[Axis, ...], a: View, c: View, like: Compute) ->
     )
 
 
-def moved(name: str, axes: tuple[Axis, ...], a: View, c: View, math: str) -> Compute:
+def moved(name: str, axes: tuple[Axis, ...], a: ir.View, c: ir.View, math: str) -> Compute:
     """``c = a``, rounded to the type of c."""
     given = Read("a", a)
     steps: tuple[Step, ...] = (given, Write(c, given.var))
     if c.tensor.dtype is not a.tensor.dtype:
-        rounded = Value("near", Cast(given.var, c.tensor.dtype))
+        rounded = Value("near", ir.Cast(given.var, c.tensor.dtype))
         steps = (given, rounded, Write(c, rounded.var))
     return Compute(name, axes, steps, math)
 
 
-def _summed(axes: tuple[Axis, ...], c: View) -> tuple[str, ...]:
-    seen = {v.name for d in c.dims for e in (d.coord, d.mask) for v in free_vars(e)}
+def _summed(axes: tuple[Axis, ...], c: ir.View) -> tuple[str, ...]:
+    seen = {v.name for d in c.dims for e in (d.coord, d.mask) for v in ir.free_vars(e)}
     return tuple(x.name for x in axes if x.name not in seen)
 
 
-def _stored(c: View, total: Reduction) -> Write:
-    return Write(c, Cast(total.var, c.tensor.dtype))
+def _stored(c: ir.View, total: Reduction) -> Write:
+    return Write(c, ir.Cast(total.var, c.tensor.dtype))
 
 
 def of_examples(compute: Compute, count: int, given: Collection[str]) -> Compute:
@@ -400,11 +387,11 @@ def of_examples(compute: Compute, count: int, given: Collection[str]) -> Compute
     axis = Axis(fresh("example", taken), count, "")
     stored = {w.view.tensor.name for w in compute.writes}
 
-    def seen(view: View) -> View:
+    def seen(view: ir.View) -> ir.View:
         tensor = view.tensor
         if tensor.name not in stored and tensor.name not in given:
             return view
-        return View(several(tensor, axis.name, count), (ViewDim(axis.var), *view.dims))
+        return ir.View(several(tensor, axis.name, count), (ir.ViewDim(axis.var), *view.dims))
 
     made = compute.over(seen)
     name = compute.name.removesuffix("_examples")
@@ -412,14 +399,14 @@ def of_examples(compute: Compute, count: int, given: Collection[str]) -> Compute
     return parse(str(with_roles(made)))
 
 
-def several(tensor: Tensor, dim: str, count: int) -> Tensor:
+def several(tensor: ir.Tensor, dim: str, count: int) -> ir.Tensor:
     """A tensor of a first dim more, along which tensors like this one lie."""
     old = tensor.layout
     step = 1 + sum((b.size - 1) * b.stride for b in old.blocks)
-    blocks = (LayoutBlock(0, count, step), *(replace(b, dim=b.dim + 1) for b in old.blocks))
-    return Tensor(
+    blocks = (ir.LayoutBlock(0, count, step), *(replace(b, dim=b.dim + 1) for b in old.blocks))
+    return ir.Tensor(
         tensor.name,
         (dim, *tensor.dims),
         (count, *tensor.shape),
-        Layout(old.dtype, old.ndims + 1, blocks, old.offset),
+        ir.Layout(old.dtype, old.ndims + 1, blocks, old.offset),
     )

@@ -1,5 +1,5 @@
-"""What zero points of integer operands add to a product: ``sum (data - z[channel])*(wei - y)`` over the
-points inside of data.
+"""Compensation of zero points of integer operands: ``sum (data - z[channel])*(wei - y)`` over the points
+inside of data.
 
 The data are src in a forward convolution, dst in the gradient of src, which is a transposed convolution.
 What lies outside of them is exact: it counts as the zero point, which subtracted is 0. The product is that

@@ -1,4 +1,4 @@
-"""From a direction of a convolution problem to a plan; wraps the compiler for any workload.
+"""The compiler of convolutions: from a direction of a problem to a plan, by the compiler for any workload.
 
 A plan of a convolution launches on src, wei and dst, with cleared blocked padding and torch's settings.
 The registry of a layer (runtime/registry.py) has plans for any size. The examples that its schedules are

@@ -22,17 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from transconv.ir import (
-    DTYPES,
-    ELSEWHERE,
-    DType,
-    Layout,
-    LayoutBlock,
-    f32,
-    multiplied,
-    type_named,
-    why_not_text,
-)
+from transconv import ir
 from transconv.support import LayoutError, ProblemError, nearest
 
 SPATIAL = "dhw"
@@ -89,7 +79,7 @@ class _Axis:
 def parse_descriptor(text: str) -> Descriptor:
     """Read one descriptor (without spaces). Raises ProblemError with the position of the mistake."""
     if not re.sub(r'n".*"', "", text).isascii():  # other alphabets have digits, too; a name is a label
-        raise ProblemError(f"problem '{text}': {why_not_text(text)}")
+        raise ProblemError(f"problem '{text}': {ir.why_not_text(text)}")
     given, name = _scan(text)
     for key in ("ic", "oc"):
         if given.get(key, 0) <= 0:
@@ -246,19 +236,19 @@ def _keys(role: str, names: str, sizes: tuple[int, ...] | list[int]) -> str:
     return "".join(f"{role}{x}{size}" for x, size in zip(names, sizes, strict=False))
 
 
-DTypes = str | DType | Sequence[str | DType]
+DTypes = str | ir.DType | Sequence[str | ir.DType]
 
 
-def results() -> tuple[DType, ...]:
+def results() -> tuple[ir.DType, ...]:
     """The types that a result may have, those of operands first."""
-    return (*multiplied(), *(t for t in DTYPES.values() if t.result and not t.operand))
+    return (*ir.multiplied(), *(t for t in ir.DTYPES.values() if t.result and not t.operand))
 
 
-def why_not_multiplied(a: DType, b: DType) -> str | None:
+def why_not_multiplied(a: ir.DType, b: ir.DType) -> str | None:
     """None if kernels multiply elements of these types, else the reason."""
     for t in (a, b):
         if not t.operand:
-            return f"{t} is the type of results; operands are {' '.join(x.name for x in multiplied())}"
+            return f"{t} is the type of results; operands are {' '.join(x.name for x in ir.multiplied())}"
     if a.kind != b.kind:
         whole, real = (a, b) if a.kind == "int" else (b, a)
         if whole.digits > real.digits:
@@ -269,16 +259,16 @@ def why_not_multiplied(a: DType, b: DType) -> str | None:
     return None
 
 
-def _read(word: str | DType) -> DType | None:
+def _read(word: str | ir.DType) -> ir.DType | None:
     try:
-        return word if isinstance(word, DType) else type_named(word)
+        return word if isinstance(word, ir.DType) else ir.type_named(word)
     except KeyError:
         return None
 
 
-def read_dtypes(dtype: DTypes) -> tuple[DType, DType, DType]:
+def read_dtypes(dtype: DTypes) -> tuple[ir.DType, ir.DType, ir.DType]:
     """Element types of src, wei and dst; oneDNN's names are read as well. Raises ProblemError."""
-    if isinstance(dtype, DType):
+    if isinstance(dtype, ir.DType):
         return dtype, dtype, dtype
     given = dtype.split(":") if isinstance(dtype, str) else list(dtype)
     found = [_read(t) for t in given]
@@ -287,15 +277,15 @@ def read_dtypes(dtype: DTypes) -> tuple[DType, DType, DType]:
         raise ProblemError(
             f"dt={':'.join(map(str, given))} is unknown; expected one of "
             f"{' '.join(map(str, results()))}, or three of them as src:wei:dst"
-            f"{nearest(str(given[0]), map(str, results()), ELSEWHERE)}"
+            f"{nearest(str(given[0]), map(str, results()), ir.ELSEWHERE)}"
         )
     return (types[0], types[0], types[0]) if len(types) == 1 else (types[0], types[1], types[2])
 
 
-def write_dtypes(dtypes: Sequence[DType]) -> str:
+def write_dtypes(dtypes: Sequence[ir.DType]) -> str:
     """The text that reads back as these types; empty for f32, the default."""
     names = [t.name for t in dtypes]
-    if set(names) == {f32.name}:
+    if set(names) == {ir.f32.name}:
         return ""
     return names[0] if len(set(names)) == 1 else ":".join(names)
 
@@ -308,8 +298,11 @@ _ACTIVATION_TO_WEIGHT = str.maketrans("nNcC", "oOiI")
 
 
 def read_tags(
-    texts: str | Sequence[str | Layout], dtypes: Sequence[DType], shapes: Sequence[Shape], groups: int = 0
-) -> list[Layout]:
+    texts: str | Sequence[str | ir.Layout],
+    dtypes: Sequence[ir.DType],
+    shapes: Sequence[Shape],
+    groups: int = 0,
+) -> list[ir.Layout]:
     """Layouts of src, wei and dst. With ``groups`` above 0 a weight tag may name the group axis. Raises
     LayoutError."""
     if isinstance(texts, str):
@@ -324,7 +317,7 @@ def read_tags(
         )
     found = []
     for text, dtype, shape, is_wei in zip(texts, dtypes, shapes, (False, True, False), strict=True):
-        if isinstance(text, Layout):
+        if isinstance(text, ir.Layout):
             found.append(replace(text, dtype=dtype))
         else:
             found.append(_read_tag(text, dtype, shape, groups if is_wei else 0, is_wei))
@@ -336,13 +329,13 @@ def for_weights(tag: str) -> str:
     return tag.translate(_ACTIVATION_TO_WEIGHT) if "n" in tag.lower() else tag
 
 
-def _read_tag(tag: str, dtype: DType, shape: Shape, groups: int, is_wei: bool) -> Layout:
+def _read_tag(tag: str, dtype: ir.DType, shape: Shape, groups: int, is_wei: bool) -> ir.Layout:
     tag = _ANY_NDIMS.get(tag, tag)
     spatial = SPATIAL[5 - len(shape) :]
     if groups and _names_groups(tag, len(shape)):
         grouped = (groups, shape[0] // groups, *shape[1:])
-        return _merge_groups(tag, Layout.parse(tag, dtype, grouped, "goi" + spatial))
-    return Layout.parse(tag, dtype, shape, ("oi" if is_wei else "nc") + spatial)
+        return _merge_groups(tag, ir.Layout.parse(tag, dtype, grouped, "goi" + spatial))
+    return ir.Layout.parse(tag, dtype, shape, ("oi" if is_wei else "nc") + spatial)
 
 
 def _names_groups(tag: str, ndims: int) -> bool:
@@ -354,7 +347,7 @@ def _names_groups(tag: str, ndims: int) -> bool:
     return "abcdef"[ndims] in letters and "a" in letters
 
 
-def _merge_groups(tag: str, grouped: Layout) -> Layout:
+def _merge_groups(tag: str, grouped: ir.Layout) -> ir.Layout:
     """(g, o, i, *k) as (g*o, i, *k): the output channel over all groups is g*ocg + o."""
     dims = [b.dim for b in grouped.blocks if b.dim < 2 and b.size > 1]
     if dims != sorted(dims):
@@ -362,26 +355,26 @@ def _merge_groups(tag: str, grouped: Layout) -> Layout:
             f"tag '{tag}' puts output channels outside of groups; expected a tag with g before o"
         )
     kept = [b for b in grouped.blocks if b.dim > 1 or b.size != 1]
-    blocks = [LayoutBlock(max(0, b.dim - 1), b.size, b.stride) for b in kept]
+    blocks = [ir.LayoutBlock(max(0, b.dim - 1), b.size, b.stride) for b in kept]
     if all(b.dim for b in blocks):
         step = max((b.size * b.stride for b in blocks), default=1)
-        blocks.insert(0, LayoutBlock(0, 1, step))
-    return Layout(grouped.dtype, grouped.ndims - 1, tuple(_fuse(blocks)), grouped.offset)
+        blocks.insert(0, ir.LayoutBlock(0, 1, step))
+    return ir.Layout(grouped.dtype, grouped.ndims - 1, tuple(_fuse(blocks)), grouped.offset)
 
 
-def _fuse(blocks: list[LayoutBlock]) -> list[LayoutBlock]:
+def _fuse(blocks: list[ir.LayoutBlock]) -> list[ir.LayoutBlock]:
     """Merge adjacent blocks of dim 0 that together have one stride."""
-    fused: list[LayoutBlock] = []
+    fused: list[ir.LayoutBlock] = []
     for b in blocks:
         last = fused[-1] if fused else None
         if last and b.dim == last.dim == 0 and last.stride == b.size * b.stride:
-            fused[-1] = LayoutBlock(0, last.size * b.size, b.stride)
+            fused[-1] = ir.LayoutBlock(0, last.size * b.size, b.stride)
         else:
             fused.append(b)
     return fused
 
 
-def write_tags(layouts: Sequence[Layout], shapes: Sequence[Shape]) -> str:
+def write_tags(layouts: Sequence[ir.Layout], shapes: Sequence[Shape]) -> str:
     """The shortest text that ``read_tags`` reads back; empty if all three are dense in the order of their
     dims."""
     tags = [
@@ -395,7 +388,7 @@ def write_tags(layouts: Sequence[Layout], shapes: Sequence[Shape]) -> str:
 
 
 @lru_cache(maxsize=1024)  # the sizes that a layer's kernels are made for have one weight
-def _write(layout: Layout, shape: Shape, is_wei: bool) -> str:
+def _write(layout: ir.Layout, shape: Shape, is_wei: bool) -> str:
     letters = ("oi" if is_wei else "nc") + SPATIAL[5 - len(shape) :]
     strides = layout.strides()
     candidates = [layout.tag(letters) or ""]
@@ -404,7 +397,7 @@ def _write(layout: Layout, shape: Shape, is_wei: bool) -> str:
         candidates.append(f"strides({','.join(map(str, strides))}){offset}")
     for text in filter(None, candidates):
         try:
-            if Layout.parse(text, layout.dtype, shape, letters) is layout:
+            if ir.Layout.parse(text, layout.dtype, shape, letters) is layout:
                 return text
         except LayoutError:
             continue

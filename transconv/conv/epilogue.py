@@ -1,7 +1,7 @@
 """Epilogues: operations on the accumulated sum before it is stored, as one function of ``acc``.
 
 The text form is the operations in order, joined by ``+``: ``bias+relu``, ``bias+res+silu``,
-``mul:f32:per_oc+bias+sum:0.5+relu:0.1``. The words are those of epilogue.py. ``bias`` adds one value per
+``mul:f32:per_oc+bias+sum:0.5+relu:0.1``. Each word has a row (below). ``bias`` adds one value per
 feature (dimension 1 of the result), ``res`` adds a tensor of the result's shape: a residual, or the old
 result, which may be the result's own memory. All is computed in f32, in f64 for f64, and rounded once: to
 nearest, or with the last word ``stochastic`` up or down at random, by the one element of ``seed`` (s32).
@@ -19,28 +19,9 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from transconv import ir
 from transconv.compute import IDENTITY, OPS, Pointwise, Read, Step, Write, number, pointwise
 from transconv.conv.compensation import ZeroPoints
-from transconv.ir import (
-    SHORT,
-    Cast,
-    Const,
-    DType,
-    Expr,
-    Layout,
-    Tensor,
-    View,
-    ViewDim,
-    at_random,
-    f32,
-    f64,
-    i8,
-    i32,
-    is_number,
-    saturated,
-    type_named,
-    why_not_text,
-)
 from transconv.support import ComputeError, LayoutError, ScheduleError
 
 if TYPE_CHECKING:
@@ -101,7 +82,7 @@ class PostOpOperand:
     the result along which it varies, or ALL; ``tag``: its order in memory, if not the result's."""
 
     name: str
-    dtype: DType | None = None
+    dtype: ir.DType | None = None
     mask: int = ALL
     tag: str = ""
 
@@ -119,7 +100,7 @@ def post_op(text: str, first: int = 0) -> PostOp | None:
     """Read a word, whose operands are numbered from ``first``; None for one of an unknown name. Raises
     ScheduleError, one line, for a known one with wrong arguments."""
     if not text.isascii():
-        raise ScheduleError(f"post-op '{text}': {why_not_text(text)}")
+        raise ScheduleError(f"post-op '{text}': {ir.why_not_text(text)}")
     name, *arguments = text.split(":")
     plain = name.removesuffix("_dst")
     if plain not in (name, *OF_RESULTS):
@@ -132,7 +113,7 @@ def post_op(text: str, first: int = 0) -> PostOp | None:
         if name in ("sum", "res"):
             return _sum(text, arguments)
         if name == "prelu":
-            operand = PostOpOperand(f"arg{first}", f32, _mask(text, _at(arguments, 0)))
+            operand = PostOpOperand(f"arg{first}", ir.f32, _mask(text, _at(arguments, 0)))
             return PostOp(text, _renamed(PRELU, arg=operand.name), (operand,))
         if name == "select":
             return _select(text, arguments, first)
@@ -241,9 +222,9 @@ def _sum(text: str, arguments: list[str]) -> PostOp:
     return PostOp(plain, function, (PostOpOperand("res", dtype),))
 
 
-def _type(text: str, word: str) -> DType:
+def _type(text: str, word: str) -> ir.DType:
     try:
-        found = type_named(word)
+        found = ir.type_named(word)
     except KeyError:
         found = None
     if found is None or not found.torch or found.kind not in ("float", "int") or found.within:
@@ -297,7 +278,7 @@ def _select(text: str, arguments: list[str], first: int) -> PostOp:
     kind, *other = arguments[0].split(".")
     told = _at(arguments, 1).split(".")
     tensor = PostOpOperand(f"arg{first}", _type(text, kind), _mask(text, _at(other, 0)), _at(other, 1))
-    condition = PostOpOperand(f"arg{first + 1}", i8, _mask(text, told[0]), _at(told, 1))
+    condition = PostOpOperand(f"arg{first + 1}", ir.i8, _mask(text, told[0]), _at(told, 1))
     return PostOp(text, _renamed(SELECT, arg=tensor.name, cond=condition.name), (tensor, condition))
 
 
@@ -335,7 +316,7 @@ MOST_OPERATIONS = 32
 """The most operations of an epilogue, as in oneDNN, beside a bias and scales."""
 RANK = "abcdefgh"  # the letters of dimensions in tags
 STOCHASTIC = "stochastic"
-SEED = PostOpOperand("seed", i32, 0)
+SEED = PostOpOperand("seed", ir.i32, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,12 +326,12 @@ class Epilogue:
     whether the result is rounded at random."""
 
     ops: tuple[str, ...] = ()
-    bia: DType | None = None
+    bia: ir.DType | None = None
     zeros: ZeroPoints = ZeroPoints()
     random: bool = False
 
     @staticmethod
-    def parse(text: str, bia: DType | None = None) -> Epilogue:
+    def parse(text: str, bia: ir.DType | None = None) -> Epilogue:
         """Read ``bias+relu``; ``bia`` is the bias type (default: the type of the result). Raises
         ScheduleError for an unknown operation, wrong arguments, a second bias, or sums that read the old
         result as two types."""
@@ -410,38 +391,38 @@ class Epilogue:
         ``point`` (all others)."""
         return "res" if any(o.mask == ALL for o in self.operands) else "point" if self else ""
 
-    def tensors(self, result: Tensor) -> tuple[Tensor, ...]:
+    def tensors(self, result: ir.Tensor) -> tuple[ir.Tensor, ...]:
         """The tensors that the epilogue reads, each once. Raises ScheduleError for a mask or a tag of
         another rank than the result's, and for a result that is not rounded at random."""
-        if self.random and result.dtype not in SHORT:
+        if self.random and result.dtype not in ir.SHORT:
             raise ScheduleError(
-                f"'{STOCHASTIC}' rounds results of {' '.join(map(str, SHORT))}; "
+                f"'{STOCHASTIC}' rounds results of {' '.join(map(str, ir.SHORT))}; "
                 f"{result.name} is {result.dtype}"
             )
         return tuple({o.name: _tensor(o, result) for o in self.operands}.values())
 
-    def views(self, c: View) -> tuple[View, ...]:
+    def views(self, c: ir.View) -> tuple[ir.View, ...]:
         """Views of ``tensors`` at the point of C that ``c`` describes."""
         masks = {o.name: o.mask for o in self.operands}
         return tuple(_view(t, masks[t.name], c) for t in self.tensors(c.tensor))
 
-    def steps(self, acc: Expr, c: View) -> tuple[Step, ...]:
+    def steps(self, acc: ir.Expr, c: ir.View) -> tuple[Step, ...]:
         """The steps from the sum ``acc`` to the store at the point that ``c`` describes."""
         if not self.ops and not self.random:
-            return (Write(c, saturated(acc, c.tensor.dtype)),)
-        computed = f64 if acc.dtype is f64 else f32
+            return (Write(c, ir.saturated(acc, c.tensor.dtype)),)
+        computed = ir.f64 if acc.dtype is ir.f64 else ir.f32
         reads = [Read(f"{v.tensor.name}_value", v) for v in self.views(c)]
-        given: dict[str, Expr] = {r.view.tensor.name: Cast(r.var, computed) for r in reads}
-        given["acc"] = acc if acc.dtype is computed else Cast(acc, computed)
+        given: dict[str, ir.Expr] = {r.view.tensor.name: ir.Cast(r.var, computed) for r in reads}
+        given["acc"] = acc if acc.dtype is computed else ir.Cast(acc, computed)
         lets, value = self.function.lets(given, computed)
         if self.random:
-            value = value if computed is f32 else Cast(value, f32)
+            value = value if computed is ir.f32 else ir.Cast(value, ir.f32)
             at = _place(c)
-            return (*reads, *lets, Write(c, at_random(value, c.tensor.dtype, reads[-1].var, at)))
-        numbers: set[Expr] = {r.var for r in reads}  # scales and what is added, as calls expect them
+            return (*reads, *lets, Write(c, ir.at_random(value, c.tensor.dtype, reads[-1].var, at)))
+        numbers: set[ir.Expr] = {r.var for r in reads}  # scales and what is added, as calls expect them
         for let in lets:
-            numbers |= {let.var} if is_number(let.value, numbers) else set()
-        return (*reads, *lets, Write(c, saturated(value, c.tensor.dtype, numbers)))
+            numbers |= {let.var} if ir.is_number(let.value, numbers) else set()
+        return (*reads, *lets, Write(c, ir.saturated(value, c.tensor.dtype, numbers)))
 
     def in_torch(self, acc: torch.Tensor, extra: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """``acc`` and the tensors that are read, as f64 tensors that broadcast to the result."""
@@ -451,10 +432,10 @@ class Epilogue:
         return {"acc": acc, **wide}
 
 
-def _place(c: View) -> Expr:
+def _place(c: ir.View) -> ir.Expr:
     """The number of an element of the result, counted in the order of its dimensions."""
-    sizes = c.tensor.extents or tuple(map(Const, c.tensor.shape))
-    place: Expr = c.dims[0].coord
+    sizes = c.tensor.extents or tuple(map(ir.Const, c.tensor.shape))
+    place: ir.Expr = c.dims[0].coord
     for dim, size in zip(c.dims[1:], sizes[1:], strict=True):
         place = place * size + dim.coord
     return place
@@ -478,11 +459,11 @@ def _meaning(ops: tuple[str, ...]) -> _Meaning:
     return _Meaning(function, tuple(operands))
 
 
-def _tensor(operand: PostOpOperand, result: Tensor) -> Tensor:
+def _tensor(operand: PostOpOperand, result: ir.Tensor) -> ir.Tensor:
     dtype, rank = operand.dtype or result.dtype, len(result.shape)
     if operand.name == "bia":
         channels = result.shape[1:2]
-        return Tensor("bia", result.dims[1:2], channels, Layout.dense(dtype, channels))
+        return ir.Tensor("bia", result.dims[1:2], channels, ir.Layout.dense(dtype, channels))
     if operand.mask >= 1 << rank:
         raise ScheduleError(
             f"post-op tensor {operand.name} has the mask {operand.mask}; expected less "
@@ -491,32 +472,36 @@ def _tensor(operand: PostOpOperand, result: Tensor) -> Tensor:
     along = [operand.mask < 0 or bool(operand.mask >> d & 1) for d in range(rank)]
     shape = tuple(n if on else 1 for n, on in zip(result.shape, along, strict=True))
     extents = result.extents and tuple(
-        e if on else Const(1) for e, on in zip(result.extents, along, strict=True)
+        e if on else ir.Const(1) for e, on in zip(result.extents, along, strict=True)
     )
-    alone = shape == (1,) * rank and all(isinstance(e, Const) for e in extents)
+    alone = shape == (1,) * rank and all(isinstance(e, ir.Const) for e in extents)
     layout = _layout(operand, dtype, shape, result)
-    return Tensor(operand.name, result.dims, shape, layout, extents=() if alone else extents)
+    return ir.Tensor(operand.name, result.dims, shape, layout, extents=() if alone else extents)
 
 
-def _layout(operand: PostOpOperand, dtype: DType, shape: tuple[int, ...], result: Tensor) -> Layout:
+def _layout(
+    operand: PostOpOperand, dtype: ir.DType, shape: tuple[int, ...], result: ir.Tensor
+) -> ir.Layout:
     """The layout of the tag; without one the result's, or for another shape its order of dimensions."""
     if operand.tag:
         try:
-            return Layout.parse(operand.tag, dtype, shape, RANK[: len(shape)])
+            return ir.Layout.parse(operand.tag, dtype, shape, RANK[: len(shape)])
         except LayoutError as error:
             raise ScheduleError(f"post-op tensor {operand.name}: {error}") from error
     if shape == result.shape:
         return replace(result.layout, dtype=dtype)
     blocks = result.layout.blocks
     if len(blocks) != len(shape):
-        return Layout.dense(dtype, shape)
-    return Layout.dense(dtype, shape, [b.dim for b in blocks])
+        return ir.Layout.dense(dtype, shape)
+    return ir.Layout.dense(dtype, shape, [b.dim for b in blocks])
 
 
-def _view(tensor: Tensor, mask: int, c: View) -> View:
+def _view(tensor: ir.Tensor, mask: int, c: ir.View) -> ir.View:
     if tensor.name == "bia":
-        return View(tensor, (ViewDim(c.dims[1].coord),))
-    return View(
+        return ir.View(tensor, (ir.ViewDim(c.dims[1].coord),))
+    return ir.View(
         tensor,
-        tuple(dim if mask < 0 or mask >> d & 1 else ViewDim(Const(0)) for d, dim in enumerate(c.dims)),
+        tuple(
+            dim if mask < 0 or mask >> d & 1 else ir.ViewDim(ir.Const(0)) for d, dim in enumerate(c.dims)
+        ),
     )

@@ -1,4 +1,4 @@
-"""From a convolution problem and a direction to computations: their axes, views and the sum of products.
+"""The relation of a convolution: from a problem and a direction to the axes and views of computations.
 
 One relation makes every convolution. In each spatial dimension
 
@@ -34,25 +34,12 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import gcd, prod
 
+from transconv import ir
 from transconv.compute import ACC, Axis, Compute, Write, of_sizes, parse, product, with_examples
 from transconv.conv.compensation import ahead, shifted, shifts, subtracted
 from transconv.conv.conv_problem import ConvProblem, Prop
 from transconv.conv.descriptor import print_descriptor
 from transconv.conv.epilogue import Epilogue
-from transconv.ir import (
-    TRUE,
-    Expr,
-    Size,
-    Sizes,
-    Tensor,
-    Var,
-    View,
-    ViewDim,
-    all_of,
-    eq,
-    free_vars,
-    readable,
-)
 from transconv.simplify import Facts, simplify
 from transconv.support import ProblemError
 
@@ -64,9 +51,9 @@ class _Spatial:
 
     outer: Axis  # the axis that C or the sum runs over (o, i or q)
     tap: Axis
-    i: ViewDim
-    o: ViewDim
-    k: ViewDim
+    i: ir.ViewDim
+    o: ir.ViewDim
+    k: ir.ViewDim
     phase: Axis | None = None  # if all stride phases are one computation
 
 
@@ -75,33 +62,33 @@ def _solve_i(p: ConvProblem, x: int) -> _Spatial:
     o, k = Axis(f"o{n}", p.o[x], "position"), Axis(f"k{n}", p.k[x], "window")
     i = o.var * p.stride[x] + k.var * p.dilation[x] - p.pad_lo[x]
     inside = (i >= 0) & (i < p.i[x])
-    return _Spatial(o, k, ViewDim(i, inside), ViewDim(o.var), ViewDim(k.var))
+    return _Spatial(o, k, ir.ViewDim(i, inside), ir.ViewDim(o.var), ir.ViewDim(k.var))
 
 
 def _solve_o(p: ConvProblem, x: int, phase: int) -> _Spatial:
     n, stride = p.spatial[x], p.stride[x]
     if stride == 1:
         outer, tap = Axis(f"i{n}", p.i[x], "position"), Axis(f"k{n}", p.k[x], "window")
-        i: Expr = outer.var
-        k: Expr = tap.var
+        i: ir.Expr = outer.var
+        k: ir.Expr = tap.var
     else:
         first, step, taps = _phase_taps(p, x, phase)
         outer = Axis(f"q{n}", max(0, -(-(p.i[x] - phase) // stride)), "position")
         tap = Axis(f"t{n}", taps, "window")
         i, k = outer.var * stride + phase, tap.var * step + first
-    return _Spatial(outer, tap, ViewDim(i), _in_dst(p, x, i, k), ViewDim(k))
+    return _Spatial(outer, tap, ir.ViewDim(i), _in_dst(p, x, i, k), ir.ViewDim(k))
 
 
-def _in_dst(p: ConvProblem, x: int, i: Expr, k: Expr) -> ViewDim:
+def _in_dst(p: ConvProblem, x: int, i: ir.Expr, k: ir.Expr) -> ir.ViewDim:
     """The position of dst that a tap connects with a position of src."""
     stride = p.stride[x]
     t = i + p.pad_lo[x] - k * p.dilation[x]
     o = t // stride if stride > 1 else t
     inside = (o >= 0) & (o < p.o[x])
-    return ViewDim(o, eq(t % stride, 0) & inside if stride > 1 else inside)
+    return ir.ViewDim(o, ir.eq(t % stride, 0) & inside if stride > 1 else inside)
 
 
-def reading(p: ConvProblem, prop: Prop, x: int) -> tuple[Axis, Axis, ViewDim]:
+def reading(p: ConvProblem, prop: Prop, x: int) -> tuple[Axis, Axis, ir.ViewDim]:
     """Along spatial axis ``x``: the positions of the result, the taps, and the coordinate that they read
     in the other of src and dst (``FWD``: of src, ``BWD_D``: of dst, all stride phases together)."""
     if prop is not Prop.BWD_D:
@@ -129,13 +116,13 @@ def _solve_all_phases(p: ConvProblem, x: int) -> _Spatial:
     k = simplify((r.var + pad) % stride + t.var * stride, facts)
     o = simplify(q.var - t.var + (r.var + pad) // stride, facts)
     inside = (o >= 0) & (o < p.o[x])
-    exists = (k < p.k[x]) if p.k[x] % stride else TRUE
+    exists = (k < p.k[x]) if p.k[x] % stride else ir.TRUE
     return _Spatial(
         q,
         t,
-        ViewDim(i, (i < p.i[x]) if p.i[x] % stride else TRUE),
-        ViewDim(o, all_of([inside, exists])),
-        ViewDim(k, exists),
+        ir.ViewDim(i, (i < p.i[x]) if p.i[x] % stride else ir.TRUE),
+        ir.ViewDim(o, ir.all_of([inside, exists])),
+        ir.ViewDim(k, exists),
         r,
     )
 
@@ -182,7 +169,7 @@ def solved(p: ConvProblem, prop: Prop, x: int, phase: int) -> _Spatial:
     if prop is not Prop.BWD_D:
         return _solve_i(p, x)
     found = _solve_o(p, x, phase)
-    return replace(found, o=ViewDim(simplify(found.o.coord), found.o.mask))
+    return replace(found, o=ir.ViewDim(simplify(found.o.coord), found.o.mask))
 
 
 def computes(p: ConvProblem, prop: Prop, epilogue: Epilogue | None = None) -> tuple[Compute, ...]:
@@ -218,14 +205,14 @@ def _assemble(
     mb, g = Axis("mb", p.mb, "position"), Axis("g", p.g, "batch")
     ic, oc = Axis("ic", p.icg, "feature"), Axis("oc", p.ocg, "feature")
     names = p.spatial
-    src = Tensor("src", ("mb", "ic", *(f"i{n}" for n in names)), (p.mb, p.ic, *p.i), p.src.layout)
-    wei = Tensor("wei", ("oc", "ic", *(f"k{n}" for n in names)), (p.oc, p.icg, *p.k), p.wei.layout)
-    dst = Tensor("dst", ("mb", "oc", *(f"o{n}" for n in names)), (p.mb, p.oc, *p.o), p.dst.layout)
+    src = ir.Tensor("src", ("mb", "ic", *(f"i{n}" for n in names)), (p.mb, p.ic, *p.i), p.src.layout)
+    wei = ir.Tensor("wei", ("oc", "ic", *(f"k{n}" for n in names)), (p.oc, p.icg, *p.k), p.wei.layout)
+    dst = ir.Tensor("dst", ("mb", "oc", *(f"o{n}" for n in names)), (p.mb, p.oc, *p.o), p.dst.layout)
     src_c, dst_c = _channel(g, p.icg, ic), _channel(g, p.ocg, oc)
     views = {
-        "src": View(src, (ViewDim(mb.var), ViewDim(src_c), *(s.i for s in spatial))),
-        "wei": View(wei, (ViewDim(dst_c), ViewDim(ic.var), *(s.k for s in spatial))),
-        "dst": View(dst, (ViewDim(mb.var), ViewDim(dst_c), *(s.o for s in spatial))),
+        "src": ir.View(src, (ir.ViewDim(mb.var), ir.ViewDim(src_c), *(s.i for s in spatial))),
+        "wei": ir.View(wei, (ir.ViewDim(dst_c), ir.ViewDim(ic.var), *(s.k for s in spatial))),
+        "dst": ir.View(dst, (ir.ViewDim(mb.var), ir.ViewDim(dst_c), *(s.o for s in spatial))),
     }
     outer, taps = [s.outer for s in spatial], [s.tap for s in spatial]
     phases = [s.phase for s in spatial if s.phase is not None]
@@ -239,13 +226,13 @@ def _assemble(
     epilogue = epilogue or Epilogue()
     name, zeros = f"{prop.value}{label}", epilogue.zeros
     plain, by = product(name, used, a, b, c, p.acc, math=p.math), shifts(p, prop)
-    reads, acc = subtracted(p, zeros, plain, label, Var(ACC, p.acc), by)
+    reads, acc = subtracted(p, zeros, plain, label, ir.Var(ACC, p.acc), by)
     behind = (*reads, *epilogue.steps(acc, c)), str(epilogue)
     main = shifted(product(name, used, a, b, c, p.acc, behind, p.math), by)
     return (*ahead(p, zeros, plain, label, by), main)
 
 
-def _channel(g: Axis, per_group: int, inner: Axis) -> Expr:
+def _channel(g: Axis, per_group: int, inner: Axis) -> ir.Expr:
     """The channel of a tensor: its number over all groups."""
     return g.var * per_group + inner.var if g.size > 1 else inner.var
 
@@ -330,19 +317,19 @@ def any_size(
     return tuple(_behind(c, epilogue) for c in made) if epilogue else made
 
 
-def any_tensors(problem: ConvProblem, names: frozenset[str]) -> dict[str, Tensor]:
+def any_tensors(problem: ConvProblem, names: frozenset[str]) -> dict[str, ir.Tensor]:
     """The tensors of these computations by name, without what takes longer."""
     written = _Written(problem, names)
-    named = Sizes(tuple(Size(n.upper(), 1) for n in sorted(names) if "%" not in n))
+    named = ir.Sizes(tuple(ir.Size(n.upper(), 1) for n in sorted(names) if "%" not in n))
     made = {}
     for name, sizes in written.shapes().items():
         extents = tuple(simplify(of_sizes(str(size), named)) for size in sizes)
-        made[name] = Tensor(
+        made[name] = ir.Tensor(
             name,
             tuple(f"{name}_{dim}" for dim in range(len(sizes))),
             problem.shapes[name],
             problem.specs[name].layout,
-            extents=extents if any(map(free_vars, extents)) else (),
+            extents=extents if any(map(ir.free_vars, extents)) else (),
         )
     return made
 
@@ -352,7 +339,7 @@ def _behind(compute: Compute, epilogue: Epilogue) -> Compute:
     total = compute.sum
     assert total is not None
     kept = [s for s in compute.steps if not isinstance(s, Write)]
-    after = epilogue.steps(Var(total.name, compute.acc), compute.c)
+    after = epilogue.steps(ir.Var(total.name, compute.acc), compute.c)
     return replace(compute, steps=(*kept, *after), behind=str(epilogue))
 
 
@@ -510,5 +497,5 @@ def _plus(name: str, number: int) -> str:
     return f"{name}{number:+d}" if number else name
 
 
-def _said(coord: Expr) -> str:
-    return readable(coord)
+def _said(coord: ir.Expr) -> str:
+    return ir.readable(coord)

@@ -1,4 +1,4 @@
-"""Compares sampled elements of a convolution's result with f64 sums.
+"""The spot check of a convolution: sampled elements of its result compared with f64 sums.
 
 A point of the result is a group, a column in it (a channel) and a row (positions, or channel and taps).
 The operands of the sums are gathered from the tensors, element by element: there is no reference kernel

@@ -165,9 +165,9 @@ TOGETHER = 2  # elements beside one another in a register tile: those of two col
 
 @dataclass(frozen=True, slots=True)
 class EpilogueCost:
-    """Of a tile: ``accesses`` of single lanes, ``fetched`` bytes, bytes of other results than the sum's
-    that are ``sent`` as boxes or ``stored`` by lanes, slots of what is ``called``, how often its loads are
-    waited for (``waits``); of the kernel: its ``traffic``, that of ``views``."""
+    """Counts of an epilogue. Of a tile: ``accesses`` of single lanes, ``fetched`` bytes, bytes of other
+    results than the sum's that are ``sent`` as boxes or ``stored`` by lanes, slots of what is ``called``,
+    how often its loads are waited for (``waits``); of the kernel: its ``traffic``, that of ``views``."""
 
     accesses: float = 0.0
     fetched: float = 0.0

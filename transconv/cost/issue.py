@@ -90,7 +90,7 @@ def microseconds(
 
 @dataclass(frozen=True, slots=True)
 class Issued:
-    """``microseconds`` of one kernel, for any number of tiles and of steps."""
+    """The estimate of one kernel: ``microseconds`` for any number of tiles and of steps."""
 
     step: float  # nanoseconds on a full multiprocessor
     alone: float  # nanoseconds of a program that has it for itself

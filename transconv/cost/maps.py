@@ -68,9 +68,9 @@ def microseconds(schedule: Schedule, compute: Compute, target: Target) -> float:
 
 @dataclass(slots=True)
 class MapTime:
-    """``microseconds`` for other numbers of tiles, of steps of each row and of bytes than those of the
-    computation, whose sizes decide where elements are found that are loaded again, and whether a row is
-    one step."""
+    """The estimate of a map: ``microseconds`` for other numbers of tiles, of steps of each row and of
+    bytes than those of the computation, whose sizes decide where elements are found that are loaded again,
+    and whether a row is one step."""
 
     schedule: Schedule
     compute: Compute

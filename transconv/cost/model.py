@@ -113,8 +113,9 @@ def microseconds(w: Work, schedule: Schedule, target: Target, c: Constants) -> f
 
 @dataclass(slots=True)
 class ModelTime:
-    """``microseconds`` for other numbers of tiles, of steps and of bytes than those of ``work``.
-    ``behind``: its tiles follow others of the same launch, without a wait for the last of those."""
+    """The estimate of a product: ``microseconds`` for other numbers of tiles, of steps and of bytes than
+    those of ``work``. ``behind``: its tiles follow others of the same launch, without a wait for the last
+    of those."""
 
     work: Work
     schedule: Schedule

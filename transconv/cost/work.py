@@ -62,7 +62,7 @@ class Work(NamedTuple):
 
 
 class LaunchCounts(NamedTuple):
-    """Of the counts those that do not depend on how a tile is computed, as ``Work`` has them."""
+    """The counts of ``Work`` that do not depend on how a tile is computed."""
 
     tiles: int
     steps: int

@@ -1,4 +1,4 @@
-"""What the ranks of a mesh must have in common, asked once: the calls, and what schedules follow from; and
+"""Agreement of the ranks of a mesh, asked once: the calls, and what schedules follow from; and
 which ranks a GPU waits for in vain, before NCCL ends the process, which names none.
 
 A choice of a schedule follows from the computation, the chip, the versions, the environment and the tuned

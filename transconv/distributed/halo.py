@@ -1,4 +1,4 @@
-"""Which rows of a sharded image a rank needs for its rows of the result, and how they get there.
+"""Halos: which rows of a sharded image a rank needs for its rows of the result, and how they get there.
 
 Along one spatial axis, src has the positions i, dst the positions o (see conv/relation.py). A rank owns an
 interval of each. What it needs of the other tensor is the range of the relation's coordinate over its own

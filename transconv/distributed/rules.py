@@ -1,4 +1,4 @@
-"""Registers what a convolution does with DTensors, for transconv's operators and for aten's.
+"""DTensor rules of convolutions, for transconv's operators and for aten's.
 
 transconv's own are served from the import of this room on. aten's are while `transconv.enable` or a scope
 of `transconv.use` replaces its kernels on any device, in all threads, and from the first `parallelize` on:

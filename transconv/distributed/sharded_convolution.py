@@ -274,9 +274,9 @@ class Pair(NamedTuple):
 
 
 class OverlapSplit(NamedTuple):
-    """``own``: all that the rank has with all of its rows of the other tensor. ``edges``: rows that read
-    rows of others, with all that they read. ``received``: rows of others, with the rank's rows that read
-    them: with ``own`` these are each pair of rows once."""
+    """A rank's rows, divided by what they need. ``own``: all that the rank has with all of its rows of the
+    other tensor. ``edges``: rows that read rows of others, with all that they read. ``received``: rows of
+    others, with the rank's rows that read them: with ``own`` these are each pair of rows once."""
 
     own: Pair
     edges: tuple[Pair, ...]

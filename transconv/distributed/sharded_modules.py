@@ -162,7 +162,7 @@ def lying(x: DTensor, places: Sequence[Placement]) -> DTensor:
 
 
 class _Extended(torch.autograd.Function):
-    """``halo.extended``, whose gradient adds what every rank made of a row."""
+    """The autograd function of ``halo.extended``, whose gradient adds what every rank made of a row."""
 
     @staticmethod
     def forward(ctx: Any, local: Tensor, *call: Any) -> Tensor:
@@ -175,7 +175,7 @@ class _Extended(torch.autograd.Function):
 
 
 class _ReturnedExtension(torch.autograd.Function):
-    """``halo.returned``: the gradient of ``_Extended``, which is its gradient."""
+    """The autograd function of ``halo.returned``: the gradient of ``_Extended``, which is its gradient."""
 
     @staticmethod
     def forward(ctx: Any, grad: Tensor, size: int, *call: Any) -> Tensor:

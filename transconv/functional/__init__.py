@@ -32,7 +32,6 @@ from transconv.functional.pools import (
     max_pool2d,
     max_pool3d,
 )
-from transconv.functional.products import bmm, linear, matmul
 from transconv.functional.reductions import (
     all,
     amax,
@@ -40,7 +39,10 @@ from transconv.functional.reductions import (
     any,
     argmax,
     argmin,
+    bmm,
+    linear,
     logsumexp,
+    matmul,
     max,
     mean,
     min,

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from transconv.compute import library
 from transconv.functional.calls.dispatch import call
-from transconv.functional.calls.symbolic_bind import Made, Numbers, PublicFunction, Specs, as_first
+from transconv.functional.calls.symbolic_bind import Made, Numbers, Specs, as_first
 from transconv.functional.calls.torch_operators import declare
 from transconv.torch_ops.fused.fused_route import ACTIVATIONS, refuse
 
@@ -41,11 +41,7 @@ def _conv_by_torch(
     return (y if index is None else y.masked_fill((index < 0)[:, None], 0)).to(x.dtype)
 
 
-CONV = declare(
-    PublicFunction(
-        "causal_conv1d_fn", _conv_by_torch, _conv, whole=(False,) * 4 + (True,), shapes=as_first
-    )
-)
+CONV = declare("causal_conv1d_fn", _conv_by_torch, _conv, whole=(False,) * 4 + (True,), shapes=as_first)
 
 
 def _step(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.LibraryFormula:
@@ -83,9 +79,7 @@ def _both(tensors: Any, numbers: Numbers, made: tuple[Tensor, ...]) -> Any:
 
 
 STEP = declare(
-    PublicFunction(
-        "causal_conv1d_update", _step_by_torch, _step, whole=(False,) * 4 + (True, True), finish=_both
-    )
+    "causal_conv1d_update", _step_by_torch, _step, whole=(False,) * 4 + (True, True), finish=_both
 )
 
 

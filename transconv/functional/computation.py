@@ -333,7 +333,8 @@ RULES = transforms.Rules("transconv::compute", _call, _keep, _gradients, _exampl
 
 
 class TextFunction(torch.autograd.Function):
-    """``apply(text, tangents, *given)``; ``tangents``: which of them have one."""
+    """The autograd function of a text, ``apply(text, tangents, *given)``; ``tangents``: which of them have
+    one."""
 
     @staticmethod
     def forward(ctx: Any, text: str, tangents: tuple[bool, ...], *given: Tensor) -> Tensors:

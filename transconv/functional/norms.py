@@ -16,15 +16,7 @@ import torch.nn.functional as F
 from transconv.calls import stats
 from transconv.compute import library
 from transconv.functional.calls.dispatch import call
-from transconv.functional.calls.symbolic_bind import (
-    Made,
-    Numbers,
-    PublicFunction,
-    Specs,
-    Values,
-    as_first,
-    expect,
-)
+from transconv.functional.calls.symbolic_bind import Made, Numbers, Specs, Values, as_first, expect
 from transconv.functional.calls.torch_operators import declare
 from transconv.functional.reductions import dims
 from transconv.ir import f32, f64
@@ -147,57 +139,47 @@ def _of_features(given: Specs, numbers: Numbers) -> Sequence[tuple[int, ...]]:
 
 
 LAYER = declare(
-    PublicFunction(
-        "layer_norm",
-        lambda x, w, b, shape, eps: F.layer_norm(x, shape, w, b, eps),
-        _layer,
-        autocast="f32",
-        passing=("B",),
-        shapes=_of_last,
-        shaped=True,
-    )
+    "layer_norm",
+    lambda x, w, b, shape, eps: F.layer_norm(x, shape, w, b, eps),
+    _layer,
+    autocast="f32",
+    passing=("B",),
+    shapes=_of_last,
+    shaped=True,
 )
 RMS = declare(
-    PublicFunction(
-        "rms_norm",
-        lambda x, w, shape, eps: F.rms_norm(x, shape, w, eps),
-        _rms,
-        autocast="torch",
-        shapes=_of_last,
-        shaped=True,
-    )
+    "rms_norm",
+    lambda x, w, shape, eps: F.rms_norm(x, shape, w, eps),
+    _rms,
+    autocast="torch",
+    shapes=_of_last,
+    shaped=True,
 )
 GROUP = declare(
-    PublicFunction(
-        "group_norm",
-        lambda x, w, b, groups, eps: F.group_norm(x, groups, w, b, eps),
-        _group,
-        autocast="f32",
-        passing=("B",),
-        shapes=_of_groups,
-    )
+    "group_norm",
+    lambda x, w, b, groups, eps: F.group_norm(x, groups, w, b, eps),
+    _group,
+    autocast="f32",
+    passing=("B",),
+    shapes=_of_groups,
 )
 INSTANCE = declare(
-    PublicFunction(
-        "instance_norm",
-        _by_instance,
-        _instance,
-        passing=("P", "Q", "B"),
-        handed=F.instance_norm,
-        finish=_keep_statistics,
-        shapes=_of_features,
-    )
+    "instance_norm",
+    _by_instance,
+    _instance,
+    passing=("P", "Q", "B"),
+    handed=F.instance_norm,
+    finish=_keep_statistics,
+    shapes=_of_features,
 )
 BATCH = declare(
-    PublicFunction(
-        "batch_norm",
-        _by_batch,
-        _batch,
-        passing=("P", "Q", "B"),
-        handed=F.batch_norm,
-        finish=_keep_statistics,
-        shapes=_of_features,
-    )
+    "batch_norm",
+    _by_batch,
+    _batch,
+    passing=("P", "Q", "B"),
+    handed=F.batch_norm,
+    finish=_keep_statistics,
+    shapes=_of_features,
 )
 
 
@@ -314,10 +296,10 @@ def _both(tensors: Any, numbers: Numbers, results: tuple[Tensor, ...]) -> tuple[
     return results
 
 
-MOMENTS = declare(PublicFunction("moments", _moments, _formula("moments"), finish=_both))
-SUMS = declare(PublicFunction("sums", _sums, _formula("sums"), finish=_both))
-SCALED = declare(PublicFunction("scaled", _scaled, _formula("scaled")))
-MIXED = declare(PublicFunction("mixed", _mixed, _formula("mixed")))
+MOMENTS = declare("moments", _moments, _formula("moments"), finish=_both)
+SUMS = declare("sums", _sums, _formula("sums"), finish=_both)
+SCALED = declare("scaled", _scaled, _formula("scaled"))
+MIXED = declare("mixed", _mixed, _formula("mixed"))
 
 
 def moments(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -377,24 +359,20 @@ def _log_softmax_again(values: Values, numbers: Numbers, g: Tensor) -> tuple[Ten
 
 
 SOFTMAX = declare(
-    PublicFunction(
-        "softmax",
-        lambda x, dim, dtype, _: F.softmax(x, dim, dtype=dtype),
-        _exponential(library.softmax),
-        autocast="f32",
-        again=_softmax_again,
-        shapes=as_first,
-    )
+    "softmax",
+    lambda x, dim, dtype, _: F.softmax(x, dim, dtype=dtype),
+    _exponential(library.softmax),
+    autocast="f32",
+    again=_softmax_again,
+    shapes=as_first,
 )
 LOG_SOFTMAX = declare(
-    PublicFunction(
-        "log_softmax",
-        lambda x, dim, dtype, _: F.log_softmax(x, dim, dtype=dtype),
-        _exponential(library.log_softmax),
-        autocast="f32",
-        again=_log_softmax_again,
-        shapes=as_first,
-    )
+    "log_softmax",
+    lambda x, dim, dtype, _: F.log_softmax(x, dim, dtype=dtype),
+    _exponential(library.log_softmax),
+    autocast="f32",
+    again=_log_softmax_again,
+    shapes=as_first,
 )
 
 
@@ -430,13 +408,11 @@ def _normalize(given: Specs, made: Made, numbers: Numbers, saves: bool) -> libra
 
 
 NORMALIZE = declare(
-    PublicFunction(
-        "normalize",
-        lambda x, p, dim, eps, **out: F.normalize(x, p, dim, eps, **out),
-        _normalize,
-        autocast="f32",
-        shapes=as_first,
-    )
+    "normalize",
+    lambda x, p, dim, eps, **out: F.normalize(x, p, dim, eps, **out),
+    _normalize,
+    autocast="f32",
+    shapes=as_first,
 )
 
 
@@ -464,14 +440,12 @@ def _of_rows(given: Specs, numbers: Numbers) -> Sequence[tuple[int, ...]]:
 
 
 CROSS_ENTROPY = declare(
-    PublicFunction(
-        "cross_entropy",
-        lambda x, t, ignore: F.cross_entropy(x, t, ignore_index=ignore, reduction="none"),
-        _rows,
-        whole=(False, True),
-        autocast="f32",
-        shapes=_of_rows,
-    )
+    "cross_entropy",
+    lambda x, t, ignore: F.cross_entropy(x, t, ignore_index=ignore, reduction="none"),
+    _rows,
+    whole=(False, True),
+    autocast="f32",
+    shapes=_of_rows,
 )
 
 
@@ -485,7 +459,7 @@ def cross_entropy(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> Tensor:
-    """torch.nn.functional.cross_entropy of input (n, c, ...) and classes (n, ...) as whole numbers.
+    """torch.nn.functional.cross_entropy of input (n, c, ...) and classes (n, ...) as integers.
     Weights, smoothing and targets that are probabilities are torch's. An invalid class gives infinity on
     a GPU, where torch aborts with a device assertion; dtypes and errors as softmax."""
     plain = (

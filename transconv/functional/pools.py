@@ -86,9 +86,7 @@ def _with_indices(name: str, n: int) -> Callable[..., Any]:
 def _declared(
     name: str, formulas: Formulas, theirs: Callable[[str, int], Callable[..., Any]], **more: Any
 ) -> dict[int, PublicFunction]:
-    return {
-        n: declare(PublicFunction(f"{name}{n}d", theirs(name, n), formulas(n), **more)) for n in (1, 2, 3)
-    }
+    return {n: declare(f"{name}{n}d", theirs(name, n), formulas(n), **more) for n in (1, 2, 3)}
 
 
 def _plainly(name: str, n: int) -> Callable[..., Any]:

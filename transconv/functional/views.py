@@ -1,8 +1,5 @@
 """Functions that only move elements, with the signatures of torch: pad, flip, cat, interpolate,
-pixel_shuffle, pixel_unshuffle, unfold, fold.
-
-Index_select, gather and embedding, with the signatures of torch: reads at indices from a
-tensor.
+pixel_shuffle, pixel_unshuffle, unfold, fold; index_select, gather and embedding, which read at indices.
 
 An index out of range is torch's error on a CPU, and on a GPU with TRANSCONV_VERIFY=1; else it reads 0 and
 no other memory. Gradients are summed in place, in no fixed order: under
@@ -20,7 +17,7 @@ import torch.nn.functional as F
 from transconv.calls import stats
 from transconv.compute import library
 from transconv.functional.calls.dispatch import call
-from transconv.functional.calls.symbolic_bind import Made, Numbers, PublicFunction, Specs
+from transconv.functional.calls.symbolic_bind import Made, Numbers, Specs
 from transconv.functional.calls.torch_operators import declare
 from transconv.functional.reductions import dims
 from transconv.support import Unsupported
@@ -41,7 +38,7 @@ def _padded(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.
     return library.pad(x, made[0], before, mode, float(value or 0.0))
 
 
-PAD = declare(PublicFunction("pad", F.pad, _padded, whole=(True,), linear=True))
+PAD = declare("pad", F.pad, _padded, whole=(True,), linear=True)
 
 
 def pad(input: Tensor, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> Tensor:
@@ -55,13 +52,11 @@ def _flip(x: library.Strided, made: Made, numbers: Numbers) -> library.LibraryFo
 
 
 FLIP = declare(
-    PublicFunction(
-        "flip",
-        torch.flip,
-        lambda given, made, numbers, saves: _flip(cast(library.Strided, given[0]), made, numbers),
-        whole=(True,),
-        linear=True,
-    )
+    "flip",
+    torch.flip,
+    lambda given, made, numbers, saves: _flip(cast(library.Strided, given[0]), made, numbers),
+    whole=(True,),
+    linear=True,
 )
 
 
@@ -79,13 +74,11 @@ def _joined(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.
 
 
 CAT = declare(
-    PublicFunction(
-        "cat",
-        lambda *all, **out: torch.cat(all[:-1], all[-1], **out),
-        _joined,
-        whole=(True,) * 64,
-        linear=True,
-    )
+    "cat",
+    lambda *all, **out: torch.cat(all[:-1], all[-1], **out),
+    _joined,
+    whole=(True,) * 64,
+    linear=True,
 )
 
 
@@ -110,7 +103,7 @@ def _interpolated(x: Tensor, size: Any, scales: Any, mode: str, again: Any) -> T
     return F.interpolate(x, size, scales, mode, recompute_scale_factor=again)
 
 
-NEAREST = declare(PublicFunction("interpolate", _interpolated, _resized, linear=True))
+NEAREST = declare("interpolate", _interpolated, _resized, linear=True)
 
 
 def interpolate(
@@ -125,8 +118,7 @@ def interpolate(
     """torch.nn.functional.interpolate by nearest and nearest-exact; other modes are torch's. f16, bf16,
     f32 and f64 have kernels. Raises what torch raises, with the operands named."""
     if mode not in ("nearest", "nearest-exact") or align_corners is not None or antialias:
-        if not torch.compiler.is_compiling():
-            stats.handed_over(f"form:{mode}", "interpolate")
+        _handed(f"form:{mode}", "interpolate")
         return F.interpolate(
             input, size, scale_factor, mode, align_corners, recompute_scale_factor, antialias
         )
@@ -141,12 +133,8 @@ def _shuffled(back: bool) -> Any:
     return formula
 
 
-SHUFFLE = declare(
-    PublicFunction("pixel_shuffle", F.pixel_shuffle, _shuffled(False), whole=(True,), linear=True)
-)
-UNSHUFFLE = declare(
-    PublicFunction("pixel_unshuffle", F.pixel_unshuffle, _shuffled(True), whole=(True,), linear=True)
-)
+SHUFFLE = declare("pixel_shuffle", F.pixel_shuffle, _shuffled(False), whole=(True,), linear=True)
+UNSHUFFLE = declare("pixel_unshuffle", F.pixel_unshuffle, _shuffled(True), whole=(True,), linear=True)
 
 
 def pixel_shuffle(input: Tensor, upscale_factor: int) -> Tensor:
@@ -179,8 +167,8 @@ def _folded(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.
     return library.fold(given[0], made[0], window, stride, padding, dilation)
 
 
-UNFOLD = declare(PublicFunction("unfold", F.unfold, _unfolded, linear=True))
-FOLD = declare(PublicFunction("fold", F.fold, _folded, linear=True))
+UNFOLD = declare("unfold", F.unfold, _unfolded, linear=True)
+FOLD = declare("fold", F.fold, _folded, linear=True)
 
 
 def unfold(
@@ -229,32 +217,20 @@ def _looked_up(given: Specs, made: Made, numbers: Numbers, saves: bool) -> libra
 
 
 TAKE = declare(
-    PublicFunction(
-        "index_select",
-        lambda x, i, dim, **out: torch.index_select(x, dim, i, **out),
-        _taken,
-        whole=(True, True),
-        linear=True,
-    )
+    "index_select",
+    lambda x, i, dim, **out: torch.index_select(x, dim, i, **out),
+    _taken,
+    whole=(True, True),
+    linear=True,
 )
 GATHER = declare(
-    PublicFunction(
-        "gather",
-        lambda x, i, dim, **out: torch.gather(x, dim, i, **out),
-        _gathered,
-        whole=(True, True),
-        linear=True,
-    )
+    "gather",
+    lambda x, i, dim, **out: torch.gather(x, dim, i, **out),
+    _gathered,
+    whole=(True, True),
+    linear=True,
 )
-EMBEDDING = declare(
-    PublicFunction(
-        "embedding",
-        lambda i, w, left_out: F.embedding(i, w, left_out),
-        _looked_up,
-        whole=(True, False),
-        linear=True,
-    )
-)
+EMBEDDING = declare("embedding", F.embedding, _looked_up, whole=(True, False), linear=True)
 
 
 def index_select(input: Tensor, dim: int, index: Tensor, *, out: Tensor | None = None) -> Tensor:

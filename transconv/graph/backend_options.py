@@ -61,10 +61,10 @@ AXES = {3: ("n", "", "w"), 4: ("n", "", "h", "w"), 5: ("n", "", "d", "h", "w")}
 
 @dataclass(frozen=True, slots=True)
 class BackendOptions:
-    """``rest``: who computes what kernels do not; ``upsampling``: whether convolutions of upsampled images
-    become ones of the small image; ``cudagraphs``: whether launches are recorded; ``invariant``: whether a
-    sample's bits do not depend on its batch; ``tune``: seconds in which schedules are timed first;
-    ``within``: the bound within which it runs in pieces."""
+    """The options of the backend. ``rest``: who computes what kernels do not; ``upsampling``: whether
+    convolutions of upsampled images become ones of the small image; ``cudagraphs``: whether launches are
+    recorded; ``invariant``: whether a sample's bits do not depend on its batch; ``tune``: seconds in which
+    schedules are timed first; ``within``: the bound within which it runs in pieces."""
 
     rest: str
     upsampling: str

@@ -1,4 +1,4 @@
-"""What a compiled model became: its kernels with what they cost, what torch computes, and why.
+"""The report of a compiled model: its kernels with what they cost, what torch computes, and why.
 
 Of what torch.compile returned, ``found`` gives the calls of the backend that it made. torch's compiler
 leaves them in code that is kept by code of Python: of a function, of what continues one behind a graph

@@ -1,7 +1,7 @@
 """Sizes of a graph that are known when it runs: arithmetic on names, beside it the value of an example.
 
     Known       the names of a graph, their ranges and example, and what was assumed of them on the way
-    Size        an expression of whole numbers and names; numbers stay numbers
+    Size        an expression of integers and names; numbers stay numbers
     Fraction    a broken number made of sizes, as a text has it
 
 ``==`` means proven for all sizes. An order of sizes that no fact decides is that of the example, and is

@@ -36,7 +36,7 @@ OPERATIONS: tuple[tuple[Any, Callable[[Expr, Expr], Expr]], ...] = (
 
 
 class Told(NamedTuple):
-    """Where the value of a symbol is: an input, or a dim of one; it is a multiple of ``times``."""
+    """The source of a symbol's value: an input, or a dim of one; it is a multiple of ``times``."""
 
     place: int
     dim: int | None
@@ -242,7 +242,7 @@ def _times(symbol: sympy.Symbol, guards: Sequence[Any]) -> int:
 
 
 def _whole(e: Any) -> Any:
-    """What a product of fractions is where its factors are whole numbers; else None."""
+    """What a product of fractions is where its factors are integers; else None."""
     args: Sequence[Any] = e.args
     if isinstance(e, functions.ToFloat):
         return args[0]

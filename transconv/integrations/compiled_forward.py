@@ -23,7 +23,7 @@ PLACES = ("_old_forward", "forward")
 
 
 class CompiledForward:
-    """In the place of a module's ``forward``: that of its class, as a compiled graph. A copy or a pickle
+    """A module's ``forward`` as a compiled graph of that of its class. A copy or a pickle
     of the module has one of its own, which compiles at its first call."""
 
     def __init__(self, module: nn.Module, rest: str = "inductor") -> None:

@@ -32,7 +32,7 @@ def number_of(value: object) -> int | float | bool:
 
 
 class Standing(Protocol):
-    """What stands for an expression."""
+    """A value that stands for an expression."""
 
     @property
     def expr(self) -> Expr:

@@ -1,5 +1,5 @@
-"""What a kernel declares of its arguments (sizes by symbols, constants, parameters that are tuned), and
-groups: how the work of a launch is divided, by the simulator and the compiled kernels alike.
+"""Annotations: what a kernel declares of its arguments (sizes by symbols, constants, parameters that are
+tuned), and groups: how the work of a launch is divided, by the simulator and the compiled kernels alike.
 
     H, W = symbols("H W")
     ROWS = Tunable("ROWS", 16, (8, 16, 32))
@@ -34,12 +34,12 @@ def symbols(names: str) -> Any:
 
 
 class Constant:
-    """The annotation of a whole number for whose values kernels are compiled."""
+    """The annotation of an integer for whose values kernels are compiled."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tunable:
-    """A whole number that a kernel leaves to tuning: ``default`` until then. In the kernel it is a known
+    """An integer that a kernel leaves to tuning: ``default`` until then. In the kernel it is a known
     number. ``values``: what tuning tries."""
 
     name: str

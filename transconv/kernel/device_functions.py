@@ -36,7 +36,8 @@ from transconv.target import Target
 
 
 class Scope(Enum):
-    """Who executes a line: all of a group at once, each sub-group, or each work-item."""
+    """The scope of a line, by what executes it: all of a group at once, each sub-group, or each
+    work-item."""
 
     WorkGroup = "work-groups"
     SubGroup = "sub-groups"
@@ -98,7 +99,7 @@ def atomic_ref(array: Any) -> Any:
 
 @DeviceFunction
 def uniform(place: Any, seed: Any) -> Any:
-    """Numbers from 0 to below 1, multiples of 2**-24, one for each whole number of ``place`` (of 32 bits).
+    """Numbers from 0 to below 1, multiples of 2**-24, one for each integer of ``place`` (of 32 bits).
     A hash with two multiplications: for dropout and noise, not for cryptography."""
     h = place.astype(np.int32) * 747796405 + seed
     h = (h ^ (h >> 16 & 0xFFFF)) * 0x21F0AAAD

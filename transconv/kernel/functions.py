@@ -15,35 +15,11 @@ from typing import Any
 
 import numpy as np
 
+from transconv import ir
 from transconv.compute import OPS
-from transconv.ir import (
-    FALSE,
-    TRUE,
-    Call,
-    Cast,
-    Const,
-    DType,
-    Expr,
-    FloorDiv,
-    Mod,
-    Not,
-    Shl,
-    Shr,
-    boolean,
-    eq,
-    f32,
-    f64,
-    held_constant,
-    i32,
-    index,
-    ne,
-    promote,
-    select,
-    wrapped,
-)
 from transconv.kernel.source import Refusal, named
 
-Expression = Callable[..., Expr]
+Expression = Callable[..., ir.Expr]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,107 +44,117 @@ def _op(name: str) -> Expression:
     return lambda *values: OPS[name](*values)
 
 
-def _const(value: float, like: Expr) -> Const:
+def _const(value: float, like: ir.Expr) -> ir.Const:
     """A number in the type of an expression, rounded to it."""
     number = float(value) if like.dtype.kind == "float" else int(value)
-    return Const(held_constant(number, like.dtype), like.dtype)
+    return ir.Const(ir.held_constant(number, like.dtype), like.dtype)
 
 
-def _floor_divided(a: Expr, b: Expr) -> Expr:
+def _floor_divided(a: ir.Expr, b: ir.Expr) -> ir.Expr:
     if a.dtype.kind != "int":
-        return FloorDiv(a, b) if a.dtype.is_integer else _quotient_of_floats(a, b)
-    minus = Const(wrapped(-int(a.value), a.dtype), a.dtype) if isinstance(a, Const) else -a
-    return _divided(a, b, FloorDiv, _const(0, a), minus)
+        return ir.FloorDiv(a, b) if a.dtype.is_integer else _quotient_of_floats(a, b)
+    minus = ir.Const(ir.wrapped(-int(a.value), a.dtype), a.dtype) if isinstance(a, ir.Const) else -a
+    return _divided(a, b, ir.FloorDiv, _const(0, a), minus)
 
 
-def _remainder(a: Expr, b: Expr) -> Expr:
+def _remainder(a: ir.Expr, b: ir.Expr) -> ir.Expr:
     if a.dtype.kind != "int":
-        return Mod(a, b) if a.dtype.is_integer else _rest_of_floats(a, b)
-    return _divided(a, b, Mod, _const(0, a), _const(0, a))
+        return ir.Mod(a, b) if a.dtype.is_integer else _rest_of_floats(a, b)
+    return _divided(a, b, ir.Mod, _const(0, a), _const(0, a))
 
 
-def _rest(a: Expr, b: Expr) -> tuple[Expr, Expr]:
+def _rest(a: ir.Expr, b: ir.Expr) -> tuple[ir.Expr, ir.Expr]:
     """What a division of floats towards 0 leaves, exactly, and whether one towards less leaves more."""
-    left = Call("rest_wide" if promote(a.dtype, b.dtype) is f64 else "rest", (a, b))
+    left = ir.Call("rest_wide" if ir.promote(a.dtype, b.dtype) is ir.f64 else "rest", (a, b))
     zero = _const(0.0, left)
-    return left, ne(left, zero) & ne(select(left < zero, TRUE, FALSE), select(b < zero, TRUE, FALSE))
+    return left, ir.ne(left, zero) & ir.ne(
+        ir.select(left < zero, ir.TRUE, ir.FALSE), ir.select(b < zero, ir.TRUE, ir.FALSE)
+    )
 
 
-def _rest_of_floats(a: Expr, b: Expr) -> Expr:
+def _rest_of_floats(a: ir.Expr, b: ir.Expr) -> ir.Expr:
     left, less = _rest(a, b)
-    return select(less, left + b, left)
+    return ir.select(less, left + b, left)
 
 
-def _quotient_of_floats(a: Expr, b: Expr) -> Expr:
-    """NumPy's: the whole number nearest to the quotient of what is divided without a rest, the lower of
+def _quotient_of_floats(a: ir.Expr, b: ir.Expr) -> ir.Expr:
+    """NumPy's: the integer nearest to the quotient of what is divided without a rest, the lower of
     two."""
     left, less = _rest(a, b)
     one, zero = _const(1.0, left), _const(0.0, left)
     whole = a - left  # by a division that rounds once: chips' own division of f32 is off by two units
-    exact = (whole / b if left.dtype is f64 else Call("divided", (whole, b))) - select(less, one, zero)
-    low = Call("floor", (exact,))
-    nearest = low + select(exact - low > _const(0.5, left), one, zero)
-    return select(eq(b, zero), a / b, nearest)
+    exact = (whole / b if left.dtype is ir.f64 else ir.Call("divided", (whole, b))) - ir.select(
+        less, one, zero
+    )
+    low = ir.Call("floor", (exact,))
+    nearest = low + ir.select(exact - low > _const(0.5, left), one, zero)
+    return ir.select(ir.eq(b, zero), a / b, nearest)
 
 
 def _divided(
-    a: Expr, b: Expr, divide: Callable[[Expr, Expr], Expr], by_zero: Expr, by_minus: Expr
-) -> Expr:
-    """A quotient or remainder of whole numbers that is NumPy's also for 0, and for -1, by which the least
+    a: ir.Expr,
+    b: ir.Expr,
+    divide: Callable[[ir.Expr, ir.Expr], ir.Expr],
+    by_zero: ir.Expr,
+    by_minus: ir.Expr,
+) -> ir.Expr:
+    """A quotient or remainder of integers that is NumPy's also for 0, and for -1, by which the least
     number has a quotient beyond its type: no division by either takes place."""
-    others: list[tuple[int, Expr]] = [(0, by_zero)]
+    others: list[tuple[int, ir.Expr]] = [(0, by_zero)]
     others += [(-1, by_minus)] if a.dtype.limits[0] else []
-    if isinstance(b, Const):
+    if isinstance(b, ir.Const):
         return next((e for n, e in others if n == b.value), divide(a, b))
     safe = b
     for n, _ in others:
-        safe = select(eq(b, _const(n, b)), _const(1, b), safe)
+        safe = ir.select(ir.eq(b, _const(n, b)), _const(1, b), safe)
     made = divide(a, safe)
     for n, e in others:
-        made = select(eq(b, _const(n, b)), e, made)
+        made = ir.select(ir.eq(b, _const(n, b)), e, made)
     return made
 
 
-def _shifted_right(a: Expr, b: Expr) -> Expr:
+def _shifted_right(a: ir.Expr, b: ir.Expr) -> ir.Expr:
     """``a >> b``; copies of the sign where all bits are shifted out."""
-    beyond: Expr = _const(0, a)
+    beyond: ir.Expr = _const(0, a)
     if a.dtype.kind == "int" and a.dtype.limits[0]:
-        beyond = Shr(a, _const(a.dtype.bits - 1, a))
-    return _shifted(a, b, Shr, beyond)
+        beyond = ir.Shr(a, _const(a.dtype.bits - 1, a))
+    return _shifted(a, b, ir.Shr, beyond)
 
 
-def _shifted(a: Expr, b: Expr, shift: Callable[[Expr, Expr], Expr], beyond: Expr) -> Expr:
+def _shifted(
+    a: ir.Expr, b: ir.Expr, shift: Callable[[ir.Expr, ir.Expr], ir.Expr], beyond: ir.Expr
+) -> ir.Expr:
     """``beyond`` where all bits are shifted out, as they are by less than 0, which NumPy takes for a large
     number."""
     if a.dtype.kind != "int":
         return shift(a, b)
     most = a.dtype.bits
-    if isinstance(b, Const):
+    if isinstance(b, ir.Const):
         return shift(a, b) if 0 <= b.value < most else beyond
     inside = b < most if not b.dtype.limits[0] else (b >= 0) & (b < most)
-    return select(inside, shift(a, select(inside, b, _const(0, b))), beyond)
+    return ir.select(inside, shift(a, ir.select(inside, b, _const(0, b))), beyond)
 
 
-def _inverted(x: Expr) -> Expr:
-    if x.dtype is boolean:
-        return Not(x)
+def _inverted(x: ir.Expr) -> ir.Expr:
+    if x.dtype is ir.boolean:
+        return ir.Not(x)
     least, most = x.dtype.limits
-    return x ^ Const(-1 if least else most, x.dtype)
+    return x ^ ir.Const(-1 if least else most, x.dtype)
 
 
-def _power(a: Expr, b: Expr) -> Expr:
+def _power(a: ir.Expr, b: ir.Expr) -> ir.Expr:
     """Of numbers below 0 there are the whole powers; a power of 0 is 1, and so is any power of 1."""
     zero, one, half = (_const(n, a) for n in (0.0, 1.0, 0.5))
-    base = Call("abs", (a,))
-    size = select(eq(base, one), one, Call("exp2", (Call("log2", (base,)) * b,)))
-    whole, even = (eq(Call("floor", (x,)), x) for x in (b, b * half))
-    signed = select(whole, select(even, size, -size), _const(np.nan, a))
-    return select(eq(b, zero), one, select(a < zero, signed, size))
+    base = ir.Call("abs", (a,))
+    size = ir.select(ir.eq(base, one), one, ir.Call("exp2", (ir.Call("log2", (base,)) * b,)))
+    whole, even = (ir.eq(ir.Call("floor", (x,)), x) for x in (b, b * half))
+    signed = ir.select(whole, ir.select(even, size, -size), _const(np.nan, a))
+    return ir.select(ir.eq(b, zero), one, ir.select(a < zero, signed, size))
 
 
-def _sign(x: Expr) -> Expr:
+def _sign(x: ir.Expr) -> ir.Expr:
     one, zero = _const(1, x), _const(0, x)
-    return select(x > zero, one, select(x < zero, -one, x if x.dtype.kind == "float" else zero))
+    return ir.select(x > zero, one, ir.select(x < zero, -one, x if x.dtype.kind == "float" else zero))
 
 
 def _wide(
@@ -199,12 +185,12 @@ ROWS = (
     TileFunction("less_equal", 2, np.less_equal, _op("le"), "bool", others=(operator.le,)),
     TileFunction("greater", 2, np.greater, _op("gt"), "bool", others=(operator.gt,)),
     TileFunction("greater_equal", 2, np.greater_equal, _op("ge"), "bool", others=(operator.ge,)),
-    TileFunction("equal", 2, np.equal, eq, "bool", others=(operator.eq,)),
-    TileFunction("not_equal", 2, np.not_equal, ne, "bool", others=(operator.ne,)),
+    TileFunction("equal", 2, np.equal, ir.eq, "bool", others=(operator.eq,)),
+    TileFunction("not_equal", 2, np.not_equal, ir.ne, "bool", others=(operator.ne,)),
     TileFunction("logical_and", 2, np.logical_and, lambda a, b: a & b, "logic"),
     TileFunction("logical_or", 2, np.logical_or, lambda a, b: a | b, "logic"),
     TileFunction("logical_xor", 2, np.logical_xor, lambda a, b: a ^ b, "logic"),
-    TileFunction("logical_not", 1, np.logical_not, Not, "logic"),
+    TileFunction("logical_not", 1, np.logical_not, ir.Not, "logic"),
     TileFunction("bitwise_and", 2, np.bitwise_and, lambda a, b: a & b, "bits", others=(operator.and_,)),
     TileFunction("bitwise_or", 2, np.bitwise_or, lambda a, b: a | b, "bits", others=(operator.or_,)),
     TileFunction("bitwise_xor", 2, np.bitwise_xor, lambda a, b: a ^ b, "bits", others=(operator.xor,)),
@@ -213,7 +199,7 @@ ROWS = (
         "left_shift",
         2,
         np.left_shift,
-        lambda a, b: _shifted(a, b, Shl, _const(0, a)),
+        lambda a, b: _shifted(a, b, ir.Shl, _const(0, a)),
         often=True,
         others=(operator.lshift,),
     ),
@@ -224,8 +210,8 @@ ROWS = (
     TileFunction("fabs", 1, np.fabs, _op("abs"), "float"),
     TileFunction("square", 1, np.square, lambda x: x * x, often=True),
     TileFunction("sign", 1, np.sign, _sign, often=True),
-    TileFunction("isnan", 1, np.isnan, lambda x: ne(x, x), "bool", often=True),
-    TileFunction("where", 3, np.where, select, "choice"),
+    TileFunction("isnan", 1, np.isnan, lambda x: ir.ne(x, x), "bool", often=True),
+    TileFunction("where", 3, np.where, ir.select, "choice"),
     _wide("exp", np.exp, None, math.exp),
     _wide("exp2", np.exp2),
     _wide("expm1", np.expm1, None, math.expm1),
@@ -239,7 +225,7 @@ ROWS = (
     _wide("reciprocal", np.reciprocal, lambda x: _const(1, x) / x),
     _wide("floor", np.floor),
     _wide("ceil", np.ceil),
-    _wide("rint", np.rint, lambda x: Call("nearest", (x,)), np.round),
+    _wide("rint", np.rint, lambda x: ir.Call("nearest", (x,)), np.round),
 )
 FUNCTIONS: dict[str, TileFunction] = {row.name: row for row in ROWS}
 """Every function, by NumPy's name."""
@@ -251,49 +237,49 @@ def function_of(callee: Any) -> TileFunction | None:
     return next((row for f, row in _KNOWN if f is callee), None)
 
 
-def common(types: list[DType], weak: list[type]) -> DType:
+def common(types: list[ir.DType], weak: list[type]) -> ir.DType:
     """The type in which operands are combined. ``weak``: the Python types of numbers among them, which
     give way to the types of tiles, as positions do; float32 for an integer tile with a Python float."""
     strong = [t for t in types if t.kind != "index"]
     if not strong:
-        return f32 if float in weak else index
+        return ir.f32 if float in weak else ir.index
     found = strong[0]
     for t in strong[1:]:
         if t is not found and t.kind == found.kind == "int" and t.bits == found.bits:
             raise Refusal(f"{named(found)} with {named(t)}", "integers of one kind", "x.astype(np.int32)")
-        found = promote(found, t)
+        found = ir.promote(found, t)
     if found.kind == "float" and found.bits == 8:
-        return f32
-    if found is boolean and (int in weak or len(strong) < len(types)):
-        found = i32
-    return f32 if float in weak and found.kind != "float" else found
+        return ir.f32
+    if found is ir.boolean and (int in weak or len(strong) < len(types)):
+        found = ir.i32
+    return ir.f32 if float in weak and found.kind != "float" else found
 
 
-def operand_type(row: TileFunction, shared: DType) -> DType:
+def operand_type(row: TileFunction, shared: ir.DType) -> ir.DType:
     """The type in which a row computes, from the common type of its operands."""
     if row.types == "logic":
-        return boolean
+        return ir.boolean
     if row.types == "bits":
         if shared.kind == "float":
             raise Refusal(f"{row.name} of {named(shared)}", "booleans or integers", "(x > 0) & (x < 1)")
         return shared
-    if shared is boolean and row.types not in ("bool", "choice"):
-        shared = i32
+    if shared is ir.boolean and row.types not in ("bool", "choice"):
+        shared = ir.i32
     if row.types == "float" and shared.kind != "float":
-        shared = f32
-    return f32 if row.wide and shared.kind == "float" and shared.bits < 32 else shared
+        shared = ir.f32
+    return ir.f32 if row.wide and shared.kind == "float" and shared.bits < 32 else shared
 
 
-def result_type(row: TileFunction, shared: DType) -> DType:
+def result_type(row: TileFunction, shared: ir.DType) -> ir.DType:
     """The type of a row's result, from the common type of its operands."""
     if row.types in ("bool", "logic"):
-        return boolean
+        return ir.boolean
     if row.types == "float" or row.wide:
         return shared if shared.kind == "float" else operand_type(row, shared)
     return operand_type(row, shared)
 
 
-def beyond(row: TileFunction, work: DType, numbers: Sequence[tuple[int, int] | None]) -> bool:
+def beyond(row: TileFunction, work: ir.DType, numbers: Sequence[tuple[int, int] | None]) -> bool:
     """Whether operands hold numbers that the type in which a row computes does not: numbers of Python and
     positions, which give way to the types of tiles. ``numbers``: their least and largest, None for other
     operands. Comparisons are then of positions, which hold all; elsewhere it is an error in NumPy, and
@@ -307,7 +293,7 @@ def beyond(row: TileFunction, work: DType, numbers: Sequence[tuple[int, int] | N
     return bool(outside)
 
 
-def out_of_bounds(found: tuple[int, int], dtype: DType) -> Refusal:
+def out_of_bounds(found: tuple[int, int], dtype: ir.DType) -> Refusal:
     """The refusal of a number for a tile whose type does not hold it."""
     least, most = dtype.limits
     told = f"{found[0]}" if found[0] == found[1] else "a number that is known at run time only"
@@ -318,8 +304,8 @@ def out_of_bounds(found: tuple[int, int], dtype: DType) -> Refusal:
     )
 
 
-def held_number(value: Any, dtype: DType) -> None:
-    """Refuse a whole number of Python for a place of a type that does not hold it, as NumPy does."""
+def held_number(value: Any, dtype: ir.DType) -> None:
+    """Refuse an integer of Python for a place of a type that does not hold it, as NumPy does."""
     if (
         isinstance(value, int)
         and dtype.kind == "int"
@@ -328,7 +314,7 @@ def held_number(value: Any, dtype: DType) -> None:
         raise out_of_bounds((value, value), dtype)
 
 
-def clipped(dtype: DType, low: Any, high: Any) -> tuple[Any, Any]:
+def clipped(dtype: ir.DType, low: Any, high: Any) -> tuple[Any, Any]:
     """The limits of ``np.clip``, without a number of Python that no value of the type is beyond."""
     if dtype.kind == "int":
         least, most = dtype.limits
@@ -337,23 +323,23 @@ def clipped(dtype: DType, low: Any, high: Any) -> tuple[Any, Any]:
     return low, high
 
 
-def cast(e: Expr, dtype: DType) -> Expr:
+def cast(e: ir.Expr, dtype: ir.DType) -> ir.Expr:
     """The value in a type; a constant of it where the value is one."""
     if e.dtype is dtype:
         return e
-    if isinstance(e, Const) and dtype.kind != "bool":
+    if isinstance(e, ir.Const) and dtype.kind != "bool":
         if dtype.kind == "float":
-            return Const(held_constant(float(held_constant(e.value, e.dtype)), dtype), dtype)
+            return ir.Const(ir.held_constant(float(ir.held_constant(e.value, e.dtype)), dtype), dtype)
         if not isinstance(e.value, float):
-            return Const(wrapped(int(e.value), dtype), dtype)
-    if dtype is boolean:
-        return ne(e, _const(0, e))
+            return ir.Const(ir.wrapped(int(e.value), dtype), dtype)
+    if dtype is ir.boolean:
+        return ir.ne(e, _const(0, e))
     if dtype.kind == "index" and e.dtype.kind == "float":
         raise Refusal(f"{named(e.dtype)} as a position", "integers", "x.astype(np.int32)")
-    return Cast(e, dtype)
+    return ir.Cast(e, dtype)
 
 
-def product_type(shared: DType, a: Sequence[int], b: Sequence[int], told: str) -> DType:
+def product_type(shared: ir.DType, a: Sequence[int], b: Sequence[int], told: str) -> ir.DType:
     """The type of the sums of a product of matrices of a type and these shapes. Refuses others; ``told``:
     in words."""
     if len(a) != 2 or len(b) != 2:
@@ -361,9 +347,9 @@ def product_type(shared: DType, a: Sequence[int], b: Sequence[int], told: str) -
     if a[1] != b[0]:
         raise Refusal(f"a product of shapes {tuple(a)} and {tuple(b)}", "equal inner sizes")
     if shared.kind == "float":
-        return f64 if shared is f64 else f32
+        return ir.f64 if shared is ir.f64 else ir.f32
     if shared.is_integer:
-        return i32 if shared.bits <= 32 else shared
+        return ir.i32 if shared.bits <= 32 else shared
     raise Refusal(f"a product of {told}", "floats or integers", "x.astype(np.float32) @ y")
 
 
@@ -413,16 +399,16 @@ def reduction_of(callee: Any) -> TileReduction | None:
     return next((r for r in REDUCTIONS.values() if any(callee is f for f in (r.numpy, *r.others))), None)
 
 
-def types_of(row: TileReduction, dtype: DType) -> tuple[DType, DType]:
+def types_of(row: TileReduction, dtype: ir.DType) -> tuple[ir.DType, ir.DType]:
     """The type of the result, and that in which it is computed; of a place, in which elements are
     compared."""
     if row.types == "bool":
-        return boolean, i32
+        return ir.boolean, ir.i32
     if row.types == "place":
-        return i32, i32 if dtype is boolean else dtype
+        return ir.i32, ir.i32 if dtype is ir.boolean else dtype
     if dtype.kind == "float":
-        gives = f32 if dtype.bits == 8 else dtype
-        return gives, gives if gives.bits >= 32 else f32
+        gives = ir.f32 if dtype.bits == 8 else dtype
+        return gives, gives if gives.bits >= 32 else ir.f32
     if dtype.kind in ("index", "bool") or (row.types == "sum" and dtype.bits < 32):
-        return i32, i32
-    return dtype, i32 if dtype.bits < 32 else dtype
+        return ir.i32, ir.i32
+    return dtype, ir.i32 if dtype.bits < 32 else dtype

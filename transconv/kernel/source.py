@@ -188,7 +188,7 @@ def is_number(value: Any) -> bool:
 
 
 def number_of(value: Any) -> Any:
-    """A number of Python. Refuses whole numbers beyond 64 bits."""
+    """A number of Python. Refuses integers beyond 64 bits."""
     if isinstance(value, int) and not -(2**63) <= value < 2**63:
         raise Refusal(f"the number {value}", "whole numbers of 64 bits")
     return value

@@ -1,4 +1,4 @@
-"""What an epilogue reads, in warp-specialized kernels: the producer fetches boxes of it while the
+"""Epilogue reads of warp-specialized kernels: the producer fetches boxes of it while the
 consumers multiply (see ``warp_roles.py``; the word ``behind=box``).
 
     r = box_load(R, at=[..])                  producer, after the steps of a tile:
@@ -184,8 +184,8 @@ Scope = Mapping[ir.Var, tuple[ir.Lane, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Sooner:
-    """Statements that stood in the epilogue: those to execute ``once``, before the first tile, and those
-    ``early``, before the sum of each."""
+    """Loads and values moved out of the epilogue: those to execute ``once``, before the first tile, and
+    those ``early``, before the sum of each."""
 
     once: tuple[ir.Stmt, ...] = ()
     early: tuple[ir.Stmt, ...] = ()

@@ -118,7 +118,7 @@ def divides(e: ir.Expr) -> bool:
 
 
 class VariableNames:
-    """The names of the variables of kernels, and those in ``taken``, of which no two are alike."""
+    """Names of variables, of which no two are alike: those of some kernels, and those in ``taken``."""
 
     def __init__(self, *kernels: ir.Kernel, taken: Iterable[str] = ()) -> None:
         self.taken = {*taken, *(v.name for k in kernels for v in ir.bound_vars(k))}

@@ -1,4 +1,4 @@
-"""How tiles and loop steps are divided among the programs of a grid, as numbers and as a picture."""
+"""The grid: how tiles and loop steps are divided among its programs, as numbers and as a picture."""
 
 from __future__ import annotations
 

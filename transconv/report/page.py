@@ -258,7 +258,8 @@ class KernelReport:
 
 @dataclass(frozen=True, slots=True)
 class PrintedTable:
-    """Cells are texts, or numbers aligned to the right; ``remarks`` are printed above."""
+    """A table of a page. Cells are texts, or numbers aligned to the right; ``remarks`` are printed
+    above."""
 
     title: str
     head: tuple[str, ...]

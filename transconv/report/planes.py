@@ -1,4 +1,4 @@
-"""Which elements of a tensor a tile reads or stores, as a picture: two dimensions as a plane, the others
+"""Pictures of the elements of a tensor that a tile reads or stores: two dimensions as a plane, the others
 as ranges; cells in the colours of their phases, what is outside of the tensor hatched.
 
 A tile is the positions of every axis that the first program of a kernel handles. Everything is evaluated
@@ -15,19 +15,8 @@ from math import prod
 import numpy as np
 from markupsafe import Markup
 
+from transconv import ir
 from transconv.compute import Compute, Value, axis_steps
-from transconv.ir import (
-    Array,
-    Evaluator,
-    Expr,
-    Memory,
-    Var,
-    View,
-    ViewDim,
-    free_vars,
-    readable,
-    substitute,
-)
 from transconv.report import svg
 from transconv.schedule import Schedule
 from transconv.simplify import simplify
@@ -41,8 +30,8 @@ class TiledAxes:
     the first step of the sum handles, all where the axes are not summed."""
 
     axes: tuple[str, ...]
-    at: Array
-    first: Array
+    at: ir.Array
+    first: ir.Array
 
     def onto(self, axes: Collection[str]) -> TiledAxes:
         """The same without the axes that are not needed, each point once; a point that any first step
@@ -59,8 +48,8 @@ class TiledAxes:
 class AxisPoints:
     """Points over some axes: a column for each, and whether the first step of the sum handles it."""
 
-    at: dict[str, Array]
-    first: Array
+    at: dict[str, ir.Array]
+    first: ir.Array
     cut: bool = False
 
     def __len__(self) -> int:
@@ -126,7 +115,7 @@ def _product(groups: list[TiledAxes], cut: bool) -> AxisPoints:
         cut = True
     counts = [len(g.at) for g in groups]
     index = np.indices(counts).reshape(len(counts), -1) if groups else np.zeros((0, 1), int)
-    columns: dict[str, Array] = {}
+    columns: dict[str, ir.Array] = {}
     first = np.ones(index.shape[1], bool)
     for g, rows in zip(groups, index, strict=True):
         columns |= {a: g.at[rows, i] for i, a in enumerate(g.axes)}
@@ -134,21 +123,21 @@ def _product(groups: list[TiledAxes], cut: bool) -> AxisPoints:
     return AxisPoints(columns, first, cut)
 
 
-def in_axes(e: Expr, compute: Compute) -> Expr | None:
+def in_axes(e: ir.Expr, compute: Compute) -> ir.Expr | None:
     """An expression over axes alone, with lets replaced by their values; None if it reads a tensor."""
     values = {s.var: s.value for s in compute.steps if isinstance(s, Value)}
     axes = {x.var for x in compute.axes}
     for _ in range(len(values) + 1):
-        if free_vars(e) <= axes:
+        if ir.free_vars(e) <= axes:
             return e
-        e = substitute(e, values)
+        e = ir.substitute(e, values)
     return None
 
 
-def evaluated(e: Expr, points: AxisPoints) -> Array:
+def evaluated(e: ir.Expr, points: AxisPoints) -> ir.Array:
     """The values of an expression over axes, at every point."""
-    run = Evaluator(Memory({}), {}, 1)
-    run.env = {Var(name): np.asarray(at, np.int64) for name, at in points.at.items()}
+    run = ir.Evaluator(ir.Memory({}), {}, 1)
+    run.env = {ir.Var(name): np.asarray(at, np.int64) for name, at in points.at.items()}
     return np.broadcast_to(run.compute(e), (len(points),))
 
 
@@ -186,16 +175,16 @@ class Plane:
     ``touched`` elements exist, ``outside`` ones do not, ``needed`` ones are marked; a cell stands for
     ``scale`` x ``scale`` elements."""
 
-    view: View
+    view: ir.View
     stored: bool
     dims: tuple[str, str]
     sizes: tuple[int, int]
     top: int
     left: int
-    state: Array
-    phase: Array
+    state: ir.Array
+    phase: ir.Array
     phases: tuple[int, int]
-    marked: Array
+    marked: ir.Array
     coords: tuple[str, ...]
     ranges: tuple[TouchedRange, ...]
     hue: int
@@ -245,7 +234,7 @@ class Plane:
 
 
 def plane_of(
-    view: View, compute: Compute, tile: ProgramTile, stored: bool = False, hue: int = 0
+    view: ir.View, compute: Compute, tile: ProgramTile, stored: bool = False, hue: int = 0
 ) -> Plane | None:
     """The plane of a view; None where every dimension depends on values of other tensors."""
     coords = [in_axes(d.coord, compute) for d in view.dims]
@@ -292,7 +281,7 @@ def plane_of(
     )
 
 
-def _chosen(view: View, compute: Compute, known: Sequence[int]) -> tuple[int | None, int]:
+def _chosen(view: ir.View, compute: Compute, known: Sequence[int]) -> tuple[int | None, int]:
     """The two dimensions to draw: first those with computed coordinates, then those with axes that other
     views compute with, then the largest."""
     mixed = {
@@ -305,7 +294,7 @@ def _chosen(view: View, compute: Compute, known: Sequence[int]) -> tuple[int | N
 
     def score(i: int) -> tuple[int, int, int]:
         own, size = _moving(view.dims[i], compute), view.tensor.shape[i]
-        plain = isinstance(view.dims[i].coord, Var) or (len(own) == 1 and not compute.phase)
+        plain = isinstance(view.dims[i].coord, ir.Var) or (len(own) == 1 and not compute.phase)
         rank = 1 if own else 0
         if size > 1 and not plain and (own or compute.phase):
             rank = 3
@@ -317,18 +306,18 @@ def _chosen(view: View, compute: Compute, known: Sequence[int]) -> tuple[int | N
     return (found[0], found[1]) if len(found) == 2 else (None, found[0])
 
 
-def _moving(dim: ViewDim, compute: Compute) -> frozenset[str]:
+def _moving(dim: ir.ViewDim, compute: Compute) -> frozenset[str]:
     """The axes of a coordinate that have more than one position."""
     return frozenset(a for a in compute.roots(dim.coord) if compute.size(a) > 1)
 
 
 def _elements(
-    view: View,
-    coords: Sequence[Expr | None],
+    view: ir.View,
+    coords: Sequence[ir.Expr | None],
     dims: tuple[int | None, int],
     compute: Compute,
     tile: ProgramTile,
-) -> tuple[Array, Array, Array, Array, bool]:
+) -> tuple[ir.Array, ir.Array, ir.Array, ir.Array, bool]:
     """Row, column, whether the element exists, and whether the first step takes it: of every point."""
     asked = [d for d in dims if d is not None]
     axes = frozenset(a for d in asked for a in compute.roots(view.dims[d].coord))
@@ -350,18 +339,18 @@ def _elements(
     return found[0], found[1], exist, points.first, points.cut
 
 
-def _different(rows: Array, columns: Array) -> int:
+def _different(rows: ir.Array, columns: ir.Array) -> int:
     """The number of different places."""
     return len(np.unique(rows * (1 << 32) + columns))
 
 
-def _scale(rows: Array, columns: Array, sizes: tuple[int, int]) -> int:
+def _scale(rows: ir.Array, columns: ir.Array, sizes: tuple[int, int]) -> int:
     """How many elements a side of a cell stands for: more than one where a tile is large."""
     spans = [int(at.max() - at.min()) + 1 if len(at) else 1 for at in (rows, columns)]
     return 1 if max(spans) <= SHOWN // 2 or max(sizes) <= SHOWN else -(-max(sizes) // SHOWN)
 
 
-def _window(at: Array, size: int, whole: bool) -> tuple[int, int]:
+def _window(at: ir.Array, size: int, whole: bool) -> tuple[int, int]:
     """The first cell that is drawn, and the number of cells; some lie outside the tensor."""
     first, last = (int(at.min()), int(at.max())) if len(at) else (0, 0)
     low, high = min(first, 0), max(last, size - 1)
@@ -371,12 +360,12 @@ def _window(at: Array, size: int, whole: bool) -> tuple[int, int]:
     return max(low, min(first - 2, high - shown + 1)), shown
 
 
-def _put(into: Array, rows: Array, columns: Array, value: int) -> None:
+def _put(into: ir.Array, rows: ir.Array, columns: ir.Array, value: int) -> None:
     drawn = (rows >= 0) & (rows < into.shape[0]) & (columns >= 0) & (columns < into.shape[1])
     into[rows[drawn], columns[drawn]] = value
 
 
-def _phases(dim: ViewDim, compute: Compute) -> int:
+def _phases(dim: ir.ViewDim, compute: Compute) -> int:
     """The change of the coordinate for a step of an axis that is no window's, at most 4."""
     if in_axes(dim.coord, compute) is None or (len(_moving(dim, compute)) < 2 and not compute.phase):
         return 1
@@ -385,7 +374,9 @@ def _phases(dim: ViewDim, compute: Compute) -> int:
     return min(4, max([1, *moved]))
 
 
-def _range(view: View, i: int, coord: Expr | None, compute: Compute, tile: ProgramTile) -> TouchedRange:
+def _range(
+    view: ir.View, i: int, coord: ir.Expr | None, compute: Compute, tile: ProgramTile
+) -> TouchedRange:
     name, size = view.tensor.dims[i], view.tensor.shape[i]
     if coord is None:
         return TouchedRange(name, size, 0, -1)
@@ -393,11 +384,11 @@ def _range(view: View, i: int, coord: Expr | None, compute: Compute, tile: Progr
     return TouchedRange(name, size, max(0, int(at.min())), min(size - 1, int(at.max())))
 
 
-def _written(view: View) -> tuple[str, ...]:
+def _written(view: ir.View) -> tuple[str, ...]:
     """The coordinates, ``name = expression`` where they are more than an axis of that name."""
     made = []
     for name, d in zip(view.tensor.dims, view.dims, strict=True):
-        text = readable(d.coord if isinstance(d.coord, Var) else simplify(d.coord))
+        text = ir.readable(d.coord if isinstance(d.coord, ir.Var) else simplify(d.coord))
         made.append(text if text == name else f"{name} = {text}")
     return tuple(made)
 

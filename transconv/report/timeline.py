@@ -18,31 +18,7 @@ from math import prod
 import numpy as np
 from markupsafe import Markup
 
-from transconv.ir import (
-    Alloc,
-    Barrier,
-    Evaluator,
-    Expr,
-    Fault,
-    Fetch,
-    For,
-    FuncCall,
-    If,
-    Kernel,
-    Let,
-    Memory,
-    Put,
-    Roles,
-    Send,
-    Shared,
-    SlotTile,
-    SmemRing,
-    Stmt,
-    Update,
-    Var,
-    statements,
-    walk,
-)
+from transconv import ir
 from transconv.report import svg
 from transconv.schedule import Scheduled, shared_bytes, tile
 
@@ -59,9 +35,11 @@ class SharedMemoryRing:
     shape: str
 
 
-def rings(kernel: Kernel) -> list[SharedMemoryRing]:
+def rings(kernel: ir.Kernel) -> list[SharedMemoryRing]:
     """The buffers that an explicit kernel allocates; none where Triton does it."""
-    found = [s.what for s in walk(kernel) if isinstance(s, Shared) and isinstance(s.what, SmemRing)]
+    found = [
+        s.what for s in ir.walk(kernel) if isinstance(s, ir.Shared) and isinstance(s.what, ir.SmemRing)
+    ]
     return [
         SharedMemoryRing(
             b.name,
@@ -129,13 +107,13 @@ KINDS = {
 ISSUE_NS = 15.0  # to issue a copy, an arrival, a product
 MOST = 4000  # statements that are simulated
 
-Gate = tuple[Barrier, int]
-Cell = tuple[SmemRing, int]
+Gate = tuple[ir.Barrier, int]
+Cell = tuple[ir.SmemRing, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Something that lasts. ``row``: the matrix unit, a role, or a slot of a ring; ``kind``: wait,
+    """An interval of a row. ``row``: the matrix unit, a role, or a slot of a ring; ``kind``: wait,
     multiply, store, transpose; of a slot: landing, held."""
 
     row: str
@@ -183,19 +161,19 @@ class _Role:
     sends: list[float] = field(default_factory=list)
 
 
-def play(kernel: Kernel, whole: Scheduled) -> Timeline | None:
+def play(kernel: ir.Kernel, whole: Scheduled) -> Timeline | None:
     """The timeline of program 0; None for a kernel without roles, or one that cannot be simulated."""
-    roles = next((s for s in walk(kernel) if isinstance(s, Roles)), None)
+    roles = next((s for s in ir.walk(kernel) if isinstance(s, ir.Roles)), None)
     if roles is None:
         return None
     try:
         return _Play(kernel, roles, whole).run()
-    except (Fault, KeyError, ZeroDivisionError):
+    except (ir.Fault, KeyError, ZeroDivisionError):
         return None
 
 
 class _Play:
-    def __init__(self, kernel: Kernel, roles: Roles, whole: Scheduled) -> None:
+    def __init__(self, kernel: ir.Kernel, roles: ir.Roles, whole: Scheduled) -> None:
         target, rates = whole.target, whole.target.rates.gluon
         self.rates, self.latency = rates, rates.latency_ns
         bits = whole.main.a.tensor.dtype.bits
@@ -208,12 +186,12 @@ class _Play:
         self.held: dict[Cell, float] = {}  # time at which a slot was filled
         self.used: dict[Cell, float] = {}  # time of the last read of a slot
         self.buffers = [
-            s.what for s in walk(kernel) if isinstance(s, Shared) and isinstance(s.what, SmemRing)
+            s.what for s in ir.walk(kernel) if isinstance(s, ir.Shared) and isinstance(s.what, ir.SmemRing)
         ]
-        self.outer = {s.var: 0 for s in walk(kernel) if isinstance(s, For) and s.kind == "grid"}
+        self.outer = {s.var: 0 for s in ir.walk(kernel) if isinstance(s, ir.For) and s.kind == "grid"}
         self.roles = [_Role(r.name, iter(())) for r in roles.roles]
         for role, said in zip(self.roles, roles.roles, strict=True):
-            run = Evaluator(Memory({}), {}, 1)
+            run = ir.Evaluator(ir.Memory({}), {}, 1)
             run.env = {v: np.zeros(1, np.int64) for v in self.outer}
             role.steps = self.act(role, run, said.body)
 
@@ -286,54 +264,54 @@ class _Play:
 
     # -- what a role does: yields a gate to wait at, or nanoseconds to spend ------------------------
 
-    def act(self, role: _Role, run: Evaluator, s: Stmt) -> Iterator[Gate | float]:
-        for at in statements(s):
+    def act(self, role: _Role, run: ir.Evaluator, s: ir.Stmt) -> Iterator[Gate | float]:
+        for at in ir.statements(s):
             self.played += 1
-            if isinstance(at, For):
+            if isinstance(at, ir.For):
                 yield from self.loop(role, run, at)
-            elif isinstance(at, If):
+            elif isinstance(at, ir.If):
                 branch = at.then if _int(run, at.cond) else at.other
                 yield from self.act(role, run, branch) if branch is not None else ()
-            elif isinstance(at, (Let, Alloc, Update)):
+            elif isinstance(at, (ir.Let, ir.Alloc, ir.Update)):
                 _bind(run, at)
-            elif isinstance(at, Fetch):
+            elif isinstance(at, ir.Fetch):
                 yield self.fetch(run, at)
-            elif isinstance(at, Put):
+            elif isinstance(at, ir.Put):
                 yield self.put(role, run, at)
-            elif isinstance(at, Send):
+            elif isinstance(at, ir.Send):
                 yield self.send(role, run, at)
-            elif isinstance(at, FuncCall):
+            elif isinstance(at, ir.FuncCall):
                 yield from self.call(role, run, at)
 
-    def loop(self, role: _Role, run: Evaluator, s: For) -> Iterator[Gate | float]:
+    def loop(self, role: _Role, run: ir.Evaluator, s: ir.For) -> Iterator[Gate | float]:
         stop = s.stop if s.until is None else min(s.stop, _int(run, s.until))
         for i in range(_int(run, s.start), stop, s.programs if s.kind == "dealt" else 1):
             run.env[s.var] = np.asarray([i], np.int64)
             yield from self.act(role, run, s.body)
 
-    def call(self, role: _Role, run: Evaluator, s: FuncCall) -> Iterator[Gate | float]:
+    def call(self, role: _Role, run: ir.Evaluator, s: ir.FuncCall) -> Iterator[Gate | float]:
         match s.func.name, s.args:
-            case "wait", (Barrier() as barrier, Expr() as slot, Expr() as phase):
+            case "wait", (ir.Barrier() as barrier, ir.Expr() as slot, ir.Expr() as phase):
                 gate = (barrier, _int(run, slot))
                 role.wants = (self.gates[gate], _int(run, phase))
                 yield gate
-            case (("expect" | "arrive"), (Barrier() as barrier, Expr() as slot, Expr() as x)):
+            case (("expect" | "arrive"), (ir.Barrier() as barrier, ir.Expr() as slot, ir.Expr() as x)):
                 gate = (barrier, _int(run, slot))
                 if value := _int(run, x):
                     self.gates[gate].announced += value if s.func.name == "expect" else 0
                     self.gates[gate].arrived += 1
                     self.settle(gate)
                 yield ISSUE_NS
-            case "dot_async", (Var(), Expr() as a, Expr() as b):
+            case "dot_async", (ir.Var(), ir.Expr() as a, ir.Expr() as b):
                 yield self.multiply(role, run, a, b)
-            case (("dot_wait" | "part_wait" | "send_wait"), (Expr() as pending, *_)):
+            case (("dot_wait" | "part_wait" | "send_wait"), (ir.Expr() as pending, *_)):
                 under_way = role.sends if s.func.name == "send_wait" else role.products
                 keep = _int(run, pending)
                 gone, left = under_way[: len(under_way) - keep], under_way[len(under_way) - keep :]
                 under_way[:] = left
                 yield max(0.0, max(gone, default=0.0) - self.clock)
 
-    def fetch(self, run: Evaluator, s: Fetch) -> float:
+    def fetch(self, run: ir.Evaluator, s: ir.Fetch) -> float:
         size = s.piece.buffer.box_bytes
         cell = (s.piece.buffer, _int(run, s.piece.slot))
         self.release(cell)
@@ -343,8 +321,8 @@ class _Play:
         heapq.heappush(self.lands, (self.memory_free, self.played, gate, size, cell, self.clock))
         return ISSUE_NS
 
-    def multiply(self, role: _Role, run: Evaluator, a: Expr, b: Expr) -> float:
-        pieces = [p for p in (a, b) if isinstance(p, SlotTile)]
+    def multiply(self, role: _Role, run: ir.Evaluator, a: ir.Expr, b: ir.Expr) -> float:
+        pieces = [p for p in (a, b) if isinstance(p, ir.SlotTile)]
         begin = max(self.clock, self.unit_free)
         self.unit_free = begin + self.product_ns
         role.products.append(self.unit_free)
@@ -354,10 +332,10 @@ class _Play:
         self.span(UNIT, "multiply", begin, self.unit_free, f"{role.name}: {names}")
         return ISSUE_NS
 
-    def put(self, role: _Role, run: Evaluator, s: Put) -> float:
+    def put(self, role: _Role, run: ir.Evaluator, s: ir.Put) -> float:
         taken = s.piece.buffer.box_bytes / self.rates.shared_gbs
         cell = (s.piece.buffer, _int(run, s.piece.slot))
-        moved = isinstance(s.value, SlotTile)
+        moved = isinstance(s.value, ir.SlotTile)
         self.span(
             role.name,
             "transpose" if moved else "store",
@@ -367,11 +345,11 @@ class _Play:
         )
         self.release(cell)
         self.held[cell] = self.clock + taken
-        if isinstance(s.value, SlotTile):
+        if isinstance(s.value, ir.SlotTile):
             self.used[(s.value.buffer, _int(run, s.value.slot))] = self.clock + taken
         return taken
 
-    def send(self, role: _Role, run: Evaluator, s: Send) -> float:
+    def send(self, role: _Role, run: ir.Evaluator, s: ir.Send) -> float:
         taken = s.piece.buffer.box_bytes / self.rates.store_gbs * self.rates.box_store
         cell = (s.piece.buffer, _int(run, s.piece.slot))
         role.sends.append(max([self.clock, *role.sends]) + taken)
@@ -383,20 +361,20 @@ def _name(cell: Cell) -> str:
     return f"{cell[0].name}[{cell[1]}]"
 
 
-def _int(run: Evaluator, e: Expr) -> int:
+def _int(run: ir.Evaluator, e: ir.Expr) -> int:
     return int(np.asarray(run.compute(e)).item())
 
 
-def _bind(run: Evaluator, s: Let | Alloc | Update) -> None:
+def _bind(run: ir.Evaluator, s: ir.Let | ir.Alloc | ir.Update) -> None:
     """Bind a counter; tiles and values from memory are not evaluated."""
-    if isinstance(s, Alloc) and s.lanes:
+    if isinstance(s, ir.Alloc) and s.lanes:
         return
-    value = s.init if isinstance(s, Alloc) else s.value
+    value = s.init if isinstance(s, ir.Alloc) else s.value
     if not value.dtype.is_integer:
         return
     try:
         run.env[s.var] = np.asarray(run.compute(value)).reshape(1)
-    except (Fault, KeyError, ValueError):
+    except (ir.Fault, KeyError, ValueError):
         run.env.pop(s.var, None)
 
 

@@ -1,4 +1,4 @@
-r"""What the package offers beside torch's convolutions: computations compiled to kernels.
+r"""Computations compiled to kernels: ``transconv.compile`` and ``transconv.lower``.
 
 plan = transconv.compile("compute double\n axes n=8\n read x = X[n]\n store Y[n] = x + x")
 plan.launch(X=x, Y=y)

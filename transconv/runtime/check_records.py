@@ -1,5 +1,5 @@
-"""What is known of generated kernels, by a digest of their text: verdicts, right or wrong, and how much
-memory a thread needs for values that have no register.
+"""Records of the checks of generated kernels, by a digest of their text: verdicts, right or wrong, and how
+much memory a thread needs for values that have no register.
 
 Verdicts are in memory and on the disk (see ``support/records.py``). An unreadable record, or one of
 another version of Triton, is no verdict. A record on disk that a kernel is wrong is never overwritten.

@@ -1,4 +1,4 @@
-"""From a workload to a plan that can be launched, and the caches of plans.
+"""The compiler of workloads: from one to a plan that can be launched, and the caches of plans.
 
 ``passes/pipeline.py`` lowers one computation; ``steps.py`` lists the computations of a workload and makes
 a launch of each. Here they become a plan (``plans.py``): ``build`` takes for each step the best kernel

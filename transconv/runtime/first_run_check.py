@@ -1,4 +1,4 @@
-"""Checks the first result of a plan before the plan is used.
+"""The first-run check: the first result of a plan is compared before the plan is used.
 
 Triton and ptxas miscompile a few kernels, in the same way every time. So a plan is used only after its
 first result on a machine agrees with the workload's reference. Its kernels then get verdicts, which other

@@ -277,8 +277,8 @@ class Launch:
 
 
 class DividedPlan:
-    """What a plan copies first. ``copied``: of each tensor of ``names`` that it copies, its place, and the
-    plan without these copies; ``begins``: the start function of each of these plans."""
+    """A plan divided into its copies and the rest. ``copied``: of each tensor of ``names`` that it copies,
+    its place, and the plan without these copies; ``begins``: the start function of each of these plans."""
 
     __slots__ = ("begins", "copied", "plan")
 
@@ -345,8 +345,8 @@ class Copy:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WeightPrepack(Generic[Kind]):
-    """``rest``: the launches of the plan after ``copies``, which are additional tensors, by their
-    names."""
+    """The copies of a weight. ``rest``: the launches of the plan after ``copies``, which are additional
+    tensors, by their names."""
 
     copies: tuple[Copy, ...]
     rest: Kind

@@ -109,7 +109,7 @@ class Wanted:
 
 
 def draw(memory: Any, seed: int) -> None:
-    """Fill a tensor with random whole numbers from -2 to 2; one number with 1 or 2, as it may be a scale
+    """Fill a tensor with random integers from -2 to 2; one number with 1 or 2, as it may be a scale
     that divides."""
     import torch
 

@@ -1,4 +1,4 @@
-"""Times a call on the GPU: medians, cold caches, CUDA graphs for short kernels.
+"""Timing of calls on the GPU: medians, cold caches, CUDA graphs for short kernels.
 
 Long calls are timed one by one with events, the second-level cache overwritten before each. Calls
 under ``GRAPH_US``, and near ones that are compared with them, are captured into a CUDA graph, many in a

@@ -1,4 +1,4 @@
-"""Which schedules are legal: ``why_not`` returns None, or a sentence that says why not.
+"""Legality of schedules: ``why_not`` returns None, or a sentence that says why not.
 
 First the value of each word is checked, then the rules, in the order of ``ASKED``: a rule may rely on
 those before it. Rules of single words are in word_rules.py; rules about blocks, about several words and
@@ -18,20 +18,8 @@ from operator import attrgetter
 from transconv.compute import Compute, Write, axis_facts, why_not_any_size, why_not_lowered
 from transconv.compute.analysis import statistics as stat
 from transconv.ir import EXACT_TERMS, View, f32, multiplied_as
+from transconv.schedule import counts
 from transconv.schedule import word_rules as rules
-from transconv.schedule.counts import (
-    WARP_GROUP,
-    ahead_bytes,
-    by_tile,
-    k_steps,
-    lanes,
-    moves_sums,
-    product_columns,
-    programs,
-    sides,
-    tile,
-    tiles_along,
-)
 from transconv.schedule.schedule import Block, Schedule
 from transconv.schedule.tiles.box_dimensions import INTEGERS, ROW
 from transconv.schedule.tiles.boxes import Box, box_of
@@ -87,7 +75,7 @@ def _why_not_box(
     )
 
 
-@by_tile
+@counts.by_tile
 def _why_not_tile(
     blocks: tuple[Block, ...],
     compute: Compute,
@@ -161,8 +149,8 @@ def _any_box(c: Schedule, compute: Compute, target: Target) -> str | None:
             f"empty, after which the next one of a program (programs={c.programs}) would meet a full "
             "ring"
         )
-    if c.split_k > 1 and k_steps(c, compute) % c.split_k and c.via == "tl":
-        return f"split_k={c.split_k} does not divide the {k_steps(c, compute)} steps of the sum"
+    if c.split_k > 1 and counts.k_steps(c, compute) % c.split_k and c.via == "tl":
+        return f"split_k={c.split_k} does not divide the {counts.k_steps(c, compute)} steps of the sum"
     if c.split_k > 1 and c.c == "box":
         return "parts of a sum are stored element by element (c=gather)"
     return None
@@ -205,21 +193,21 @@ def why_not_explicit(c: Schedule, compute: Compute, target: Target) -> str | Non
         return f"via=gluon: the asynchronous matrix unit multiplies f32 as tf32 alone, not {compute.math}"
     if c.unroll:
         return "via=gluon: the steps of an explicit kernel are a loop (unroll=0)"
-    left, right = (tile(c, compute, kind) for kind in ("NM" if c.swap else "MN"))
+    left, right = (counts.tile(c, compute, kind) for kind in ("NM" if c.swap else "MN"))
     if c.warps not in (4, 8):
         return f"via=gluon: products are made by groups of 4 warps, at most two (warps={c.warps})"
-    if moves_sums(compute) and (reason := _why_not_parts(c, compute, left * right)):
+    if counts.moves_sums(compute) and (reason := _why_not_parts(c, compute, left * right)):
         return reason
     if left % 64 or right < 16:
         return f"via=gluon: a product takes left sides in multiples of 64, this tile is {left}x{right}"
-    if tile(c, compute, "K") % 16:
+    if counts.tile(c, compute, "K") % 16:
         return "via=gluon: a product takes 16 steps of the sum at a time"
-    if transposed_bytes(c, compute) and tile(c, compute, "K") * dtype.bytes > ROW:
+    if transposed_bytes(c, compute) and counts.tile(c, compute, "K") * dtype.bytes > ROW:
         return (
-            f"via=gluon: {dtype} is transposed in rows of {ROW} bytes, {tile(c, compute, 'K')} steps "
-            "of the sum are more"
+            f"via=gluon: {dtype} is transposed in rows of {ROW} bytes, {counts.tile(c, compute, 'K')} "
+            "steps of the sum are more"
         )
-    steps = k_steps(c, compute)
+    steps = counts.k_steps(c, compute)
     if (c.split_k - 1) * -(-steps // c.split_k) >= steps and not _ends_at_a_name(compute):
         return f"via=gluon: {steps} steps in {c.split_k} parts leave the last part empty"
     if c.stages < 2:
@@ -230,9 +218,9 @@ def why_not_explicit(c: Schedule, compute: Compute, target: Target) -> str | Non
 def _why_not_8_bits(c: Schedule, compute: Compute) -> str | None:
     """Why an explicit kernel cannot multiply these operands of 8 bits, of which the asynchronous unit
     takes 32 steps of the sum at a time."""
-    if tile(c, compute, "K") % 32:
+    if counts.tile(c, compute, "K") % 32:
         return "via=gluon: a product of 8-bit operands takes 32 steps of the sum at a time"
-    if compute.acc.kind == "int" and (columns := product_columns(c, compute)) > INTEGERS:
+    if compute.acc.kind == "int" and (columns := counts.product_columns(c, compute)) > INTEGERS:
         return (
             f"via=gluon: Triton 3.6 has no product of integers with {columns} columns, {INTEGERS} at most"
         )
@@ -243,14 +231,14 @@ def most_sums(warps: int, transposed: bool = False) -> int:
     """The sums of a tile that an explicit kernel can move to f32: a thread holds each three times, whole
     and in the two parts that the matrix unit makes in turns. ``transposed``: beside warps that transpose,
     which leave eight others fewer registers."""
-    return (IN_PARTS // 2 if transposed and warps > WARP_GROUP else IN_PARTS) // 3 * 32 * warps
+    return (IN_PARTS // 2 if transposed and warps > counts.WARP_GROUP else IN_PARTS) // 3 * 32 * warps
 
 
 def _why_not_parts(c: Schedule, compute: Compute, sums: int) -> str | None:
-    if tile(c, compute, "K") > EXACT_TERMS:
+    if counts.tile(c, compute, "K") > EXACT_TERMS:
         return (
             f"via=gluon: sums of 8-bit floats move to f32 after {EXACT_TERMS} products (math=ieee), "
-            f"a step has {tile(c, compute, 'K')}"
+            f"a step has {counts.tile(c, compute, 'K')}"
         )
     if sums > (most := most_sums(c.warps, transposed_bytes(c, compute) > 0)):
         return (
@@ -271,7 +259,7 @@ def why_not_consumers(c: Schedule, compute: Compute, target: Target) -> str | No
         return "consumers=2: this kernel transposes operands, which leaves two groups too few registers"
     if c.reduce == "stream":
         return "consumers=2: with reduce=stream a program has one tile or two, too few to alternate"
-    tiles, steps = programs(c, compute), k_steps(c, compute)
+    tiles, steps = counts.programs(c, compute), counts.k_steps(c, compute)
     if not 0 < c.programs < tiles:
         return (
             f"consumers=2 take turns at the tiles of one program: say how many programs there are, "
@@ -287,7 +275,7 @@ def why_not_transposers(c: Schedule, compute: Compute, target: Target) -> str | 
         return None
     if not transposed_bytes(c, compute):
         return "transposers=2: this kernel transposes no operands in shared memory (via=gluon)"
-    if c.warps != WARP_GROUP:
+    if c.warps != counts.WARP_GROUP:
         return f"transposers=2: two groups beside {c.warps} warps leave too few registers (warps=4)"
     return None
 
@@ -305,10 +293,10 @@ def why_not_kept(c: Schedule, compute: Compute, target: Target) -> str | None:
     if transposed_bytes(c, compute):
         return f"keep={c.keep}: this kernel transposes operands, which copies them at every step"
     kind = "M" if c.keep == "a" else "N"
-    others = tiles_along(c, compute, kind) * tiles_along(c, compute, "B")
+    others = counts.tiles_along(c, compute, kind) * counts.tiles_along(c, compute, "B")
     if others > 1:
         return f"keep={c.keep}: tiles multiply {others} different pieces of it"
-    if k_steps(c, compute) < 2:
+    if counts.k_steps(c, compute) < 2:
         return f"keep={c.keep}: a sum of one step has no loop in which to keep an operand"
     return None
 
@@ -475,10 +463,10 @@ def _blocks_are_pure(c: Schedule, compute: Compute, target: Target) -> str | Non
 
 
 def _fits(c: Schedule, compute: Compute, target: Target) -> str | None:
-    extents = sides(c, compute)
+    extents = counts.sides(c, compute)
     m, n, k = extents["M"] * extents["B"], extents["N"], extents["K"]
     if c.unit == "fma":  # positions that are written out are multiplied one after another
-        k = lanes(c, compute, "K")
+        k = counts.lanes(c, compute, "K")
     if (m * n * k > 1 << 20 and c.unit == "fma") or max(m * n, m * k, k * n) > 1 << 20:
         return f"a tile of {m}x{n}x{k} has more than 2^20 elements"
     if target.backend == "interpreter":
@@ -503,7 +491,7 @@ def _fits(c: Schedule, compute: Compute, target: Target) -> str | None:
                 f"{c.stages} stages of {m}x{k} and {k}x{n}{twice} need {need} bytes of shared "
                 f"memory, {target.name} has {target.shared_bytes}"
             )
-    if (need := ahead_bytes(c, compute)) + SPARE > target.shared_bytes and c.programs:
+    if (need := counts.ahead_bytes(c, compute)) + SPARE > target.shared_bytes and c.programs:
         return (
             f"{c.stages} stages of a tile need {need} bytes of shared memory, {target.name} has "
             f"{target.shared_bytes}"

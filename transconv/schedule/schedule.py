@@ -22,7 +22,7 @@ from transconv.support import ScheduleError, nearest
 
 
 class _Hashed:
-    """Remembers its hash: caches and tables ask for it several times."""
+    """A value that remembers its hash: caches and tables ask for it several times."""
 
     __slots__ = ("_hash",)
     _hash: int

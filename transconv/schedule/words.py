@@ -32,7 +32,8 @@ TEXT = re.compile(r"[\w.]*", re.ASCII)  # a text of one token
 
 @dataclass(frozen=True)
 class Such:
-    """The texts for which ``holds`` is true; ``says`` describes them in errors and documentation."""
+    """The values of a word: texts for which ``holds`` is true; ``says`` describes them in errors and
+    documentation."""
 
     holds: Callable[[str], object]
     says: str

@@ -1,4 +1,4 @@
-"""What is known about the variables of an expression: ranges, divisors, conditions that hold."""
+"""Facts about the variables of an expression: ranges, divisors, conditions that hold."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def without_collections() -> Iterator[None]:
 
 
 class LastingObjects:
-    """``with lasting():`` is around what makes objects that stay, as modules and plans do. They join those
+    """The scope of objects that stay, as modules and plans do (``with lasting():``). They join those
     that Python rarely looks through for cycles, and do not count for when it does so next: with all of
     torch's objects that is a pause of a tenth of a second, in whichever call of the program comes then.
     What the program froze stays so: ``frozen`` says that there was something, which takes Python a
@@ -82,9 +82,9 @@ SOON_S = 0.0005
 
 
 class SoonTurns:
-    """``with soon_turns:`` is around what a thread does beside the program. Another thread that waits for
-    the interpreter then has its turn within ``SOON_S`` instead of 5 ms (``sys.setswitchinterval``): a call
-    of the program waits for a turn whenever it comes back from a library."""
+    """The scope of what a thread does beside the program (``with soon_turns:``). Another thread that waits
+    for the interpreter then has its turn within ``SOON_S`` instead of 5 ms (``sys.setswitchinterval``): a
+    call of the program waits for a turn whenever it comes back from a library."""
 
     def __init__(self) -> None:
         self.lock, self.within, self.usual = threading.Lock(), 0, 0.0

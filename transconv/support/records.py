@@ -268,7 +268,7 @@ def text(value: Any, longest: int = 1 << 16) -> str:
 
 
 def whole(value: Any, least: int = 0, most: int = LARGEST) -> int:
-    """A whole number in a range."""
+    """An integer in a range."""
     if type(value) is not int or not least <= value <= most:
         raise ValueError(f"{value!r:.80}; expected a whole number in {least}..{most}")
     return value

@@ -117,6 +117,12 @@ def same_padding(
     return lo if lo == hi else lo + hi
 
 
+def resolve_call(input: Any, weight: Any, bias: Any, *numbers: Any, two_sided: bool = False) -> Params:
+    """``resolve`` for the shapes of tensors."""
+    sizes = None if bias is None else bias.shape
+    return resolve(input.shape, weight.shape, sizes, *numbers, two_sided=two_sided)
+
+
 def resolve(
     input_shape: Sequence[int],
     weight_shape: Sequence[int],
@@ -127,6 +133,7 @@ def resolve(
     transposed: bool,
     output_padding: Ints,
     groups: int,
+    *,
     two_sided: bool = False,
 ) -> Params:
     """All shape checks of a batched call, in torch's order; every list spread to one entry per dim.

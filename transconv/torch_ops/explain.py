@@ -116,16 +116,8 @@ def explain(
     check_bias(f, input, bias, padding)
     unbatched = not arguments.batched(f.name, f.ndims, input.shape)
     x = input.unsqueeze(0) if unbatched else input
-    p = arguments.resolve(
-        x.shape,
-        weight.shape,
-        None if bias is None else bias.shape,
-        strides_,
-        padding_,
-        dilation_,
-        transposed,
-        output_padding_,
-        groups,
+    p = arguments.resolve_call(
+        x, weight, bias, strides_, padding_, dilation_, transposed, output_padding_, groups
     )
     arguments.check_tensors(x, weight, bias)
     chip = Target.parse(target) if isinstance(target, str) else target

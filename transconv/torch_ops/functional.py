@@ -22,8 +22,8 @@ from torch.autograd import forward_ad
 from torch.overrides import handle_torch_function, has_torch_function
 
 from transconv.calls import route_cache, stats
-from transconv.calls.autograd import Gradients, class_of, forward_of, start_backward
 from transconv.calls.guard import is_batched, means_more
+from transconv.calls.route_cache import Gradients, class_of, forward_of, start_backward
 from transconv.calls.settings import settings
 from transconv.calls.size_policy import policy
 from transconv.runtime import torch_internals
@@ -54,7 +54,7 @@ READ_OFTEN = 16
 """How often each element of a gradient is read, from where on a copy of it costs less than what a kernel
 loses that cannot read many of them at once."""
 
-# Compilers see one constant here, and only the general way.
+# Compilers see one constant here, and only the slow path.
 _compiling = torch.compiler.is_dynamo_compiling
 _seen = call_entries.find
 handle: Any = handle_torch_function
@@ -84,9 +84,9 @@ class ConvolutionFunction(torch.autograd.Function):
 
 
 class CastConvolutionFunction(torch.autograd.Function):
-    """Under autocast, for calls whose casts are made already: ``apply(input, weight, bias, cast weight,
-    cast bias, route)``. Weight and bias are as the caller gave them, their casts carry no history:
-    autograd's engine casts the gradients back, and a call costs one node instead of three."""
+    """The autograd function of calls under autocast whose casts are made: ``apply(input, weight, bias,
+    cast weight, cast bias, route)``. Weight and bias are as the caller gave them, their casts carry no
+    history: autograd's engine casts the gradients back, and a call costs one node instead of three."""
 
     @staticmethod
     def forward(
@@ -132,7 +132,7 @@ def gradients(
     weight: Tensor,
     mask: tuple[bool, ...],
 ) -> Gradients:
-    """Gradients of input, weight and bias the general way; None where ``mask`` is False. Recorded as
+    """Gradients of input, weight and bias by the slow path; None where ``mask`` is False. Recorded as
     the ``wanted`` of the route."""
     params = route.params
     if (
@@ -429,16 +429,8 @@ def _operator(
         return _mixed_types(f, input, weight, bias, *rest)
     is_batched = arguments.batched(f.name, f.ndims, input.shape)
     x = input if is_batched else input.unsqueeze(0)
-    p: Params = arguments.resolve(
-        x.shape,
-        weight.shape,
-        None if bias is None else bias.shape,
-        stride,
-        padding,
-        dilation,
-        f.transposed,
-        output_padding,
-        groups,
+    p: Params = arguments.resolve_call(
+        x, weight, bias, stride, padding, dilation, f.transposed, output_padding, groups
     )
     check_types(x, weight, bias)
     y = operators.called(x, weight, bias, *p)

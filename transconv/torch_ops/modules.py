@@ -395,7 +395,7 @@ def revert_(model: torch.nn.Module) -> ConversionReport:
 
 
 class EagerForward:
-    """In the place of a module's ``forward``: that of its class, as torch computes it. The operations of a
+    """A module's ``forward`` as torch computes that of its class. The operations of a
     graph that it makes are annotated ``by`` torch. A copy or a pickle of the module has one of its own."""
 
     def __init__(self, module: torch.nn.Module) -> None:

@@ -34,9 +34,8 @@ from torch.utils import flop_counter
 from transconv.calls import route_cache
 from transconv.torch_ops import arguments, tensor_subclasses, transforms
 from transconv.torch_ops.arguments import Params
-from transconv.torch_ops.calls.batch_sums import bias_gradient
 from transconv.torch_ops.calls.call_attributes import CallAttributes, request
-from transconv.torch_ops.calls.lower_call import DTYPES, target_of
+from transconv.torch_ops.calls.lower_call import bias_gradient
 from transconv.torch_ops.conversion import aten_convolutions
 from transconv.torch_ops.conversion.aten_convolutions import dual
 
@@ -204,18 +203,8 @@ def resolve(input: Tensor, weight: Tensor, bias: Tensor | None, numbers: Sequenc
     may be float32 where the other tensors have 16 bits."""
     stride, padding, dilation, transposed, output_padding, groups = numbers
     arguments.check_tensors(input, weight, bias, wide=True)
-    return arguments.resolve(
-        input.shape,
-        weight.shape,
-        None if bias is None else bias.shape,
-        tuple(stride),
-        tuple(padding),
-        tuple(dilation),
-        transposed,
-        tuple(output_padding),
-        groups,
-        two_sided=True,
-    )
+    given = (tuple(stride), tuple(padding), tuple(dilation), transposed, tuple(output_padding))
+    return arguments.resolve_call(input, weight, bias, *given, groups, two_sided=True)
 
 
 def multiply_adds(
@@ -307,7 +296,7 @@ class ConvolutionBackward(torch.autograd.Function):
         made = (
             bwd_d(grad, input, weight, text) if mask[0] else None,
             bwd_w(grad, input, weight, text) if mask[1] else None,
-            bias_gradient(grad, weight, p, DTYPES, target_of) if mask[2] else None,
+            bias_gradient(grad, weight, p) if mask[2] else None,
         )
         return tuple(grad.new_empty(0) if t is None else t for t in made)
 

@@ -38,7 +38,7 @@ _Kind = functorch.TransformType
 
 @dataclass(frozen=True, eq=False)
 class Rules:
-    """Those of one operator, of its arguments as ``call`` takes them: tensors and others, in a row.
+    """The rules of one operator, of its arguments as ``call`` takes them: tensors and others, in a row.
     ``call`` gives the operator's results. ``kept`` and ``gradients``: of autograd's context, as
     torch.library.register_autograd takes them; behind the context, gradients take which arguments need
     one. ``batched``: the results of a number of examples, from arguments with one more dim before the

@@ -1,4 +1,4 @@
-"""Measures one schedule of a workload in a worker process: whether it is right, and how fast; and the
+"""The measurement of a schedule in a worker process: whether it is right, and how fast; and the
 rates of the machine, which give lower bounds of times.
 
 Several processes compile into Triton's cache, one uses the GPU. Tensors and answers of the last few

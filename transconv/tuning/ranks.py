@@ -70,7 +70,7 @@ def meet(about: dict[str, str], jobs: int, gone_s: float) -> Ranks:
 
 
 class Ranks:
-    """What ranks tell each other, as a context: at its end rank 0 lets the others end. ``store``: one of
+    """The messages between ranks, as a context: at its end rank 0 lets the others end. ``store``: one of
     torch.distributed; ``about``: what all ranks must have in common; ``jobs``: processes of this rank that
     compile; ``gone_s``: seconds of silence after which a rank is taken for dead. Methods raise
     ConnectionError if the process is gone that has the store (rank 0, or torchrun)."""

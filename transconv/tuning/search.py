@@ -1,4 +1,4 @@
-"""Chooses the next schedules to try from the measurements so far, up to a bounded number.
+"""The search: the next schedules to try, from the measurements so far, up to a bounded number.
 
 Best estimates first; the last part of the trials explores around the best schedule found: its
 neighbours, which differ in one word, in the blocks of one kind of axes, or in one extent, in the

@@ -1,4 +1,4 @@
-"""From a request in benchdnn's syntax to a job for a worker, or a refusal.
+"""Jobs of benchdnn: a request in its syntax as a job for a worker, or a refusal.
 
 A job is text and numbers, so that it can travel to another process. What benchdnn can ask for and
 no kernel here can do is refused with a reason; nothing is left out in silence. Attributes become an
@@ -324,7 +324,7 @@ NEXT = " ;; "  # between the schedules of a plan's kernels
 
 @dataclass(frozen=True, slots=True)
 class BenchdnnJob:
-    """What a worker is told (see benchdnn_run.py). ``bia``, of a weight gradient: that of the bias, of
+    """A job for a worker (see benchdnn_run.py). ``bia``, of a weight gradient: that of the bias, of
     this type, in its place; ``mode``: I, R, C or B; ``data``: exact, float or both; ``shift``: elements
     off alignment; ``schedules``: ``best``, ``all``, a number, or texts."""
 

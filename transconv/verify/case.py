@@ -35,20 +35,7 @@ from transconv.schedule import Schedule, chain
 from transconv.selection.proposals import heuristics
 from transconv.support import ScheduleError
 from transconv.target import Target, detect
-from transconv.verify.data import (
-    GUARD,
-    Guarded,
-    allocate,
-    epilogue_operands,
-    epilogue_tensors,
-    epilogue_values,
-    fill,
-    poison,
-    random_tensor,
-    strayed,
-    torch_dtype,
-    unset,
-)
+from transconv.verify import data
 from transconv.verify.judgement import (
     Judgement,
     after,
@@ -123,7 +110,7 @@ class ProblemCase(Case):
     prop: Prop
     epilogue: str = ""
     where: str = field(default_factory=device)
-    tensors: dict[str, Guarded] = field(default_factory=dict)
+    tensors: dict[str, data.Guarded] = field(default_factory=dict)
     extra: dict[str, torch.Tensor] = field(default_factory=dict)
     answer: torch.Tensor | None = None  # to the exact data, once `same` has asked for it
     answered: int = 0  # the seed of that data
@@ -133,9 +120,9 @@ class ProblemCase(Case):
     shift: int = 0
     deterministic: bool = False
     numpy: bool = False
-    guard: int = GUARD
+    guard: int = data.GUARD
     open: frozenset[str] = frozenset()
-    beside: dict[str, Guarded] = field(default_factory=dict)  # the epilogue's tensors
+    beside: dict[str, data.Guarded] = field(default_factory=dict)  # the epilogue's tensors
     read: dict[str, Tensor] = field(default_factory=dict)  # what they are in the IR
 
     @property
@@ -178,8 +165,8 @@ class ProblemCase(Case):
 
     def drawn(self) -> dict[str, torch.Tensor]:
         p = self.problem
-        tensors = {n: random_tensor(p.shapes[n], s.layout, self.where) for n, s in p.specs.items()}
-        return tensors | epilogue_tensors(p, self.prop, self.epilogue, "float", self.where)
+        tensors = {n: data.random_tensor(p.shapes[n], s.layout, self.where) for n, s in p.specs.items()}
+        return tensors | data.epilogue_tensors(p, self.prop, self.epilogue, "float", self.where)
 
     def plan_of(self, schedules: Sequence[str]) -> CompiledDirection:
         """The plan whose kernels have these schedules, in the order that the compiler asks for them
@@ -261,25 +248,25 @@ class ProblemCase(Case):
         return self.problem.specs[self.prop.result].dtype
 
     @property
-    def held(self) -> dict[str, Guarded]:
+    def held(self) -> dict[str, data.Guarded]:
         """All tensors."""
         return self.tensors | self.beside
 
     def fill(self, mode: str, seed: int = 0) -> None:
         """New operands (``exact`` or ``float``), and a poisoned result."""
         if not self.tensors:
-            self.tensors = allocate(self.problem, self.where, self.shift, self.guard)
-            read = epilogue_operands(self.problem, self.prop, self.after)
+            self.tensors = data.allocate(self.problem, self.where, self.shift, self.guard)
+            read = data.epilogue_operands(self.problem, self.prop, self.after)
             self.beside = {
-                name: Guarded.make(t.layout, t.shape, self.where, self.shift, self.guard)
+                name: data.Guarded.make(t.layout, t.shape, self.where, self.shift, self.guard)
                 for name, t in read.items()
             }
             self.read = read
-        fill(self.tensors, self.problem, self.prop, mode, seed)
+        data.fill(self.tensors, self.problem, self.prop, mode, seed)
         self.filled = mode, seed
         halves = self._result.kind == "int"
         for place, (name, tensor) in enumerate(self.beside.items(), start=1 << 20):
-            tensor.put(epilogue_values(self.read[name], mode, self.where, seed + place, halves))
+            tensor.put(data.epilogue_values(self.read[name], mode, self.where, seed + place, halves))
             tensor.seal()
         self.extra = {name: t.view for name, t in self.beside.items()}
         if known := self.after.zeros.known:  # what the drawn weights and zero point add
@@ -306,7 +293,7 @@ class ProblemCase(Case):
     def strayed(self, compiled: CompiledDirection) -> list[str]:
         """What was written beside the result, in words."""
         cleared = {s.zero.name for s in compiled.steps if s.zero is not None}
-        return strayed(self.held, (self.prop.result,), cleared)
+        return data.strayed(self.held, (self.prop.result,), cleared)
 
     def judge(self, compiled: CompiledDirection, mode: str, seed: int = 0) -> Judgement:
         """Run on fresh data and compare; nothing but the result may be written."""
@@ -373,7 +360,7 @@ class ProblemCase(Case):
         self.filled = ("", 0)
 
 
-def interpret(compiled: CompiledDirection, tensors: Mapping[str, Guarded]) -> None:
+def interpret(compiled: CompiledDirection, tensors: Mapping[str, data.Guarded]) -> None:
     """Run the final kernels of a plan in place on tensors of the CPU, in NumPy, for any chip: explicit
     kernels too, which Triton's interpreter cannot read. The rules of the IR are checked first. Raises
     InterpError for accesses that are errors on any target, VerifyError for a kernel that breaks a rule."""
@@ -387,7 +374,7 @@ def interpret(compiled: CompiledDirection, tensors: Mapping[str, Guarded]) -> No
                 span = (space if tensor.copy_of else tensor).layout.span
                 room = memory.buffers.get(tensor.name)
                 if room is None or len(room) != span:  # each kernel has its own layout of the partial sums
-                    fresh = np.full(span, unset(tensor.dtype), tensor.dtype.numpy)
+                    fresh = np.full(span, data.unset(tensor.dtype), tensor.dtype.numpy)
                     memory = Memory({**memory.buffers, tensor.name: fresh})
         verify(step.kernel, "explicit")
         if step.zero is not None:
@@ -411,7 +398,7 @@ def _keep(place: torch.Tensor, made: Any) -> None:
         place.copy_(values)
         return
     written = ~values.isnan()
-    bits = poison(place.dtype)[0]  # torch does not select among 8-bit floats
+    bits = data.poison(place.dtype)[0]  # torch does not select among 8-bit floats
     place.view(bits)[written] = values.to(place.dtype).view(bits)[written]
 
 
@@ -429,9 +416,9 @@ def warm(compiled: Plan) -> float:
     start = time.perf_counter()
     for step in compiled.steps:
         step.triton.warm(
-            [torch.empty(1, dtype=torch_dtype(t.dtype), device="meta") for t in step.kernel.params]
+            [torch.empty(1, dtype=data.torch_dtype(t.dtype), device="meta") for t in step.kernel.params]
         )
     return time.perf_counter() - start
 
 
-assert GUARD * 2 % 256 == 0  # results stay as aligned as torch's allocator makes them
+assert data.GUARD * 2 % 256 == 0  # results stay as aligned as torch's allocator makes them

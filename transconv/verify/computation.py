@@ -1,4 +1,4 @@
-"""What a computation's kernels store compared with its f64 evaluation, and its gradients with differences.
+"""Computations under test: what kernels store compared with f64 evaluations, gradients with differences.
 
 Exact data are -1, 0 and 1: sums and products of them are held exactly, so that a right kernel gives the
 same bits as the answer in f64 after one rounding, unless an operation of it (exp, erf) is itself rounded.
@@ -24,6 +24,7 @@ from math import prod
 import numpy as np
 import torch
 
+from transconv import ir
 from transconv.compute import (
     Alone,
     Answer,
@@ -41,21 +42,6 @@ from transconv.compute import (
     share_of,
 )
 from transconv.conv import ConvProblem, Prop, marked
-from transconv.ir import (
-    Array,
-    Call,
-    Cast,
-    Const,
-    Div,
-    Kernel,
-    Memory,
-    Tensor,
-    find,
-    free_vars,
-    offsets_of,
-    run,
-    verify,
-)
 from transconv.passes import levels, lower
 from transconv.runtime import Plan, plan
 from transconv.schedule import Schedule
@@ -99,7 +85,7 @@ class ComputationCase(Case):
     seed: int = 0
 
     @cached_property
-    def given(self) -> dict[str, Array]:
+    def given(self) -> dict[str, ir.Array]:
         """What is read, by name, in logical shape."""
         draw = np.random.default_rng(self.seed)
         stored = {w.view.tensor.name for w in self.compute.writes}
@@ -149,7 +135,7 @@ class ComputationCase(Case):
         for name in ("given", "answers"):
             self.__dict__.pop(name, None)
 
-    def _random(self, tensor: Tensor, exact: bool = False) -> torch.Tensor:
+    def _random(self, tensor: ir.Tensor, exact: bool = False) -> torch.Tensor:
         """Random values; indices lie inside of what they are indices of."""
         dtype = torch_dtype(tensor.dtype)
         if tensor.dtype.kind == "float" and not exact:
@@ -161,7 +147,7 @@ class ComputationCase(Case):
 
     # -- data and judgements -------------------------------------------------------------------------
 
-    def _values(self, draw: np.random.Generator, tensor: Tensor) -> Array:
+    def _values(self, draw: np.random.Generator, tensor: ir.Tensor) -> ir.Array:
         if sizes := indexed(self.compute, tensor):
             near = draw.integers(-1, max(sizes) + 1, tensor.shape)  # a few are outside
             return as_memory_has_it(tensor, near)
@@ -177,7 +163,7 @@ class ComputationCase(Case):
         made = torch.from_numpy(drawn).to(torch_dtype(tensor.dtype))
         return as_memory_has_it(tensor, made.double().numpy())
 
-    def _in_rows(self, tensor: Tensor) -> bool:
+    def _in_rows(self, tensor: ir.Tensor) -> bool:
         """Whether a tensor's elements are read along the axes that are reduced."""
         along = {
             a
@@ -189,15 +175,15 @@ class ComputationCase(Case):
         return not along.isdisjoint(self.compute.reduced)
 
     @property
-    def held(self) -> tuple[Tensor, ...]:
+    def held(self) -> tuple[ir.Tensor, ...]:
         """The tensors of a call."""
         return self.compute.tensors
 
-    def flat(self, tensor: Tensor, size: int = 0, zero: bool = False) -> Array:
+    def flat(self, tensor: ir.Tensor, size: int = 0, zero: bool = False) -> ir.Array:
         """A tensor's memory: what is given at its elements, or ``zero``; NaN elsewhere."""
         made = np.full(size or tensor.layout.span, 0 if zero else unset(tensor.dtype), tensor.dtype.numpy)
         if tensor.name in self.given:
-            made[offsets_of(tensor)] = self.given[tensor.name]
+            made[ir.offsets_of(tensor)] = self.given[tensor.name]
         return made
 
     def tensors(self, device: str) -> dict[str, torch.Tensor]:
@@ -210,7 +196,7 @@ class ComputationCase(Case):
         for t in self.held:
             memory = made[t.name].span
             values = torch.from_numpy(self.flat(t)).to(memory.dtype).to(device)
-            places = torch.from_numpy(np.unique(offsets_of(t))).to(device)
+            places = torch.from_numpy(np.unique(ir.offsets_of(t))).to(device)
             bits = poison(memory.dtype)[0]  # torch does not select among 8-bit floats
             memory.view(bits)[places] = values.view(bits)[places]
             if t.name in self.given:
@@ -229,7 +215,7 @@ class ComputationCase(Case):
         outside = strayed(tensors, self.answers, {s.zero.name for s in plan.steps if s.zero is not None})
         return replace(found, problem="; ".join(filter(None, [found.problem, *outside])))
 
-    def judged(self, got: Mapping[str, Array], launched: bool = False) -> Judged:
+    def judged(self, got: Mapping[str, ir.Array], launched: bool = False) -> Judged:
         """Compare stored tensors with the answer; ``launched``: of emitted kernels."""
         worst, wrong = 0.0, ""
         for name, answer in self.answers.items():
@@ -250,7 +236,7 @@ class ComputationCase(Case):
                 wrong = wrong or self._imprecise(answer, tensor, want, got[name])
         return Judged(self.data, worst, wrong)
 
-    def _imprecise(self, answer: Answer, tensor: Tensor, want: Array, got: Array) -> str:
+    def _imprecise(self, answer: Answer, tensor: ir.Tensor, want: ir.Array, got: ir.Array) -> str:
         """What is wrong with a tensor as a whole, although no element of it is."""
         if self.compute.prologue:  # factors are rounded before they are multiplied, and seen by no norm
             return ""
@@ -271,16 +257,16 @@ class ComputationCase(Case):
                 return f"the error of {tensor.name} in the 2-norm is {error:.2e}"
         return ""
 
-    def _shows_tf32(self, tensor: Tensor) -> bool:
+    def _shows_tf32(self, tensor: ir.Tensor) -> bool:
         """Whether a tensor holds enough sums of products of tf32, and nothing else, to judge rounding."""
         write = next(w for w in self.compute.writes if w.view.tensor is tensor)
-        value = write.value.x if isinstance(write.value, Cast) else write.value
+        value = write.value.x if isinstance(write.value, ir.Cast) else write.value
         if not is_tf32(self.compute) or self.compute.sum is None or value is not self.compute.sum.var:
             return False
         read = [r.view.tensor for r in self.compute.operands]
         return tensor.dtype.digits >= 24 and min(prod(t.shape) for t in (tensor, *read)) >= MANY
 
-    def _bound(self, answer: Answer, tensor: Tensor, launched: bool) -> tuple[Array, Array]:
+    def _bound(self, answer: Answer, tensor: ir.Tensor, launched: bool) -> tuple[ir.Array, ir.Array]:
         """The answer in the tensor's type, and how far from it a result may be."""
         want = torch.from_numpy(answer.value).to(torch_dtype(tensor.dtype)).double().numpy()
         want = np.where(np.isnan(answer.value), unset(tensor.dtype), want)
@@ -301,37 +287,38 @@ class ComputationCase(Case):
 
     @property
     def is_exact(self) -> bool:
-        """Whether whole numbers stay so small and whole that nothing is rounded on the way."""
+        """Whether integers stay so small and whole that nothing is rounded on the way."""
         values = [s.value for s in self.compute.steps if not isinstance(s, Read)]
         means = any(w.op == "squares" for w in self.compute.writes)
         return not means and not any(
-            find(v, Call)
-            or find(v, Div)
+            ir.find(v, ir.Call)
+            or ir.find(v, ir.Div)
             or any(
-                isinstance(c.value, float) and c.value % 1 and np.isfinite(c.value) for c in find(v, Const)
+                isinstance(c.value, float) and c.value % 1 and np.isfinite(c.value)
+                for c in ir.find(v, ir.Const)
             )
             for v in values
         )
 
-    def interpreted(self, *kernels: Kernel, zeroed: Collection[str] = (), seed: int = 0) -> Judged:
+    def interpreted(self, *kernels: ir.Kernel, zeroed: Collection[str] = (), seed: int = 0) -> Judged:
         """The same by the IR's own interpreter, which finds what is read out of bounds; the kernels of a
         plan run one after another. What is neither given nor ``zeroed`` holds NaN before. ``seed`` says
         who goes first among the roles of a kernel that has them."""
         params = sorted((t for k in kernels for t in k.params), key=lambda t: not t.planes)
         seen = {t.name: t for t in params}
         held = {t.name: t for t in self.held}  # says where elements lie, which boxes see otherwise
-        done = Memory({name: self.flat(t, zero=name in zeroed) for name, t in (seen | held).items()})
+        done = ir.Memory({name: self.flat(t, zero=name in zeroed) for name, t in (seen | held).items()})
         for kernel in kernels:
             for t in kernel.params:  # parts of several sums lie in one workspace, each in its own way
                 if t.parts_of and len(done.buffers[t.name]) != t.layout.span:
-                    done = Memory(done.buffers | {t.name: self.flat(t)})
+                    done = ir.Memory(done.buffers | {t.name: self.flat(t)})
             done.new_launch()
-            run(kernel, done, seed=seed)
+            ir.run(kernel, done, seed=seed)
         # A result that no kernel stores is in its copy: what would have added parts to it is not run.
         copies = {t.copy_of: t for t in seen.values() if t.copy_of}
         lies = {n: held[n] if n in seen else copies.get(n, held[n]) for n in self.answers}
         return self.judged(
-            {n: done.buffers[t.name][offsets_of(t)].astype(np.float64) for n, t in lies.items()}
+            {n: done.buffers[t.name][ir.offsets_of(t)].astype(np.float64) for n, t in lies.items()}
         )
 
 
@@ -354,7 +341,7 @@ def after_every_pass(
         kernels = [stage[at][1] for stage in made]
         if kernels != before:
             for kernel in kernels:
-                verify(kernel, level[stages[at]], stages[at])
+                ir.verify(kernel, level[stages[at]], stages[at])
             found.append(
                 (stages[at], case.interpreted(*(k.at(sizes or {}) for k in kernels), zeroed=zeroed))
             )
@@ -365,20 +352,20 @@ def after_every_pass(
     return [*found, (stages[-1], last)]
 
 
-def indexed(compute: Compute, tensor: Tensor) -> list[int]:
+def indexed(compute: Compute, tensor: ir.Tensor) -> list[int]:
     """The sizes of the dimensions that elements of a tensor are coordinates along."""
     read = compute.names.indices & {r.var for r in compute.reads if r.view.tensor is tensor}
     return [
         n
         for view in compute.views()
         for d, n in zip(view.dims, view.tensor.shape, strict=True)
-        if read & free_vars(d.coord)
+        if read & ir.free_vars(d.coord)
     ]
 
 
-def as_memory_has_it(tensor: Tensor, values: Array) -> Array:
+def as_memory_has_it(tensor: ir.Tensor, values: ir.Array) -> ir.Array:
     """The same number wherever elements share a place."""
-    places, flat = offsets_of(tensor), np.zeros(tensor.layout.span, values.dtype)
+    places, flat = ir.offsets_of(tensor), np.zeros(tensor.layout.span, values.dtype)
     flat[places] = values
     return np.asarray(flat[places])
 
@@ -386,7 +373,7 @@ def as_memory_has_it(tensor: Tensor, values: Array) -> Array:
 STEP = 1e-6  # of a difference
 NEAR = 1e-5  # of the sum of the absolute terms of a gradient
 
-Arrays = dict[str, Array]
+Arrays = dict[str, ir.Array]
 
 
 def wide(compute: Compute) -> Compute:
@@ -428,7 +415,7 @@ def wrong_slope(compute: Compute, seed: int = 0) -> str:
     return ""
 
 
-def _executed(compute: Compute, given: Mapping[str, Array]) -> Arrays:
+def _executed(compute: Compute, given: Mapping[str, ir.Array]) -> Arrays:
     stored = {w.view.tensor.name for w in compute.writes}
     read = {t.name: given[t.name] for t in compute.tensors if t.name not in stored}
     return {name: answer.value for name, answer in execute(compute, read).items()}

@@ -1,4 +1,4 @@
-"""What a kernel's machine code must contain, by one table of rules over its schedule and its chip.
+"""Expected instructions of a kernel's machine code, by one table of rules over its schedule and its chip.
 
 A rule says when it holds and names words of which at least one must occur (see
 ``backend_triton.resources`` for what they mean). No rule knows a problem by name.
@@ -123,7 +123,7 @@ def _at_once(view: View, schedule: Schedule, compute: Compute, lanes: int, along
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """``words`` must occur where ``holds``; ``reason`` is told when none does."""
+    """A rule of instructions: ``words`` must occur where ``holds``; ``reason`` is told when none does."""
 
     holds: Callable[[KernelFacts], bool]
     words: tuple[str, ...]

@@ -1,6 +1,6 @@
 """A result compared with the reference in f64: what a rounding may take of each element and of the whole.
 
-Sums of whole numbers are never rounded, so float data are needed to find roundings that should not be
+Sums of integers are never rounded, so float data are needed to find roundings that should not be
 there. A single element shows little, because one rounding too many is as large as the necessary one.
 Two numbers over all elements show it: the error in the 2-norm, and the share of elements that are not
 the answer rounded once.

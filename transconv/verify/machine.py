@@ -1,4 +1,4 @@
-"""Where checks run: a GPU, or Triton's interpreter on the CPU; and worker processes with time limits.
+"""The machine of checks: a GPU, or Triton's interpreter on the CPU; and worker processes with time limits.
 
 A task that hangs or crashes fails alone. Workers are grouped: a group has a function, a number of
 processes, and their environment. A task may name a task that follows it (compile, then time), which joins
@@ -92,7 +92,8 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class WorkerTask:
-    """``function`` is ``module:name``; it takes a payload and returns a row (or raises)."""
+    """The work of a group of workers: ``function`` is ``module:name``; it takes a payload and returns a
+    row (or raises)."""
 
     function: str
     processes: int

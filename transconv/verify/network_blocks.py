@@ -19,8 +19,8 @@ Tensor = torch.Tensor
 
 @dataclass(frozen=True, slots=True)
 class NetworkBlock:
-    """``make`` builds it for a number of ``features``, the second of ``shape`` unless that is (batch,
-    tokens, features); ``small``: features and shape for a CPU."""
+    """A block of a network: ``make`` builds it for a number of ``features``, the second of ``shape``
+    unless that is (batch, tokens, features); ``small``: features and shape for a CPU."""
 
     make: Callable[[int], nn.Module]
     features: int

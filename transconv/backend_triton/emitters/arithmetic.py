@@ -65,8 +65,9 @@ def is_written(c: ir.Const) -> bool:
 
 
 class ArithmeticSpeller:
-    """Spells expressions: (text, precedence level), in an expression's own lanes. ``scope`` holds the
-    lanes of every variable in scope; ``space`` is the name of Triton's module in the text."""
+    """The speller of arithmetic: of an expression (text, precedence level), in an expression's own lanes.
+    ``scope`` holds the lanes of every variable in scope; ``space`` is the name of Triton's module in the
+    text."""
 
     space = "tl"
 

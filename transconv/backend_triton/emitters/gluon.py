@@ -59,8 +59,9 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
 
 class GluonEmitter(TlEmitter):
-    """Spells one role. ``sides`` are the lanes of a tile's two dimensions, ``warps`` those of the role,
-    ``wide`` the most columns of one matrix instruction, ``both`` whether both operands are transposed."""
+    """The emitter of one role. ``sides`` are the lanes of a tile's two dimensions, ``warps`` those of the
+    role, ``wide`` the most columns of one matrix instruction, ``both`` whether both operands are
+    transposed."""
 
     space = "gl"
 

@@ -18,8 +18,8 @@ from transconv.backend_triton.launch.bound_start import begun, imported
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """``box``: the extents of a box where the tensor is passed as a descriptor; None where it is passed as
-    an address."""
+    """A tensor as a parameter. ``box``: the extents of a box where it is passed as a descriptor; None
+    where it is passed as an address."""
 
     tensor: ir.Tensor
     box: tuple[int, ...] | None = None
@@ -67,7 +67,7 @@ def _times(x: ir.Const, value: float) -> ir.Const:
 
 
 class ExprSpeller(ArithmeticSpeller):
-    """Spells all expressions."""
+    """The speller of all expressions."""
 
     def spell_Reduce(self, e: ir.Reduce) -> tuple[str, int]:
         lanes = self.lanes(e.x)

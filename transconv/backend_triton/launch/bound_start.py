@@ -1,5 +1,5 @@
-"""What starts a compiled kernel with the least work for a call: Triton's launch function in C, addresses,
-and the descriptors of boxes, which are encoded once for an address and kept.
+"""The start of a compiled kernel, with the least work for a call: Triton's launch function in C,
+addresses, and the descriptors of boxes, which are encoded once for an address and kept.
 
     KernelStart    a kernel that takes addresses, numbers, descriptors and sizes; a plan's start is written
                    around several (runtime/launch_codegen.py)

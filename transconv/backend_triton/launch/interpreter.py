@@ -1,4 +1,4 @@
-"""Prepares Triton's own interpreter to run generated kernels, without a GPU."""
+"""Triton's own interpreter, prepared to run generated kernels without a GPU."""
 
 from __future__ import annotations
 

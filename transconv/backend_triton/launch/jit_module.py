@@ -1,4 +1,4 @@
-"""From emitted source text to a Triton JIT function.
+"""Triton JIT functions of emitted texts.
 
 The text is executed from memory. Its lines are registered under the path of the readable copy, so
 tracebacks, profilers and compile errors point there; the copy itself is never read back.

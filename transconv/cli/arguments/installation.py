@@ -22,8 +22,9 @@ OK, NOTE, BAD = "ok", "note", "bad"
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """``check``: the subject. ``state``: ok, note (it works, but most users need another setting) or bad.
-    ``found``: the state in words, and why it is not good. ``todo``: what to do about it."""
+    """A finding of ``doctor``. ``check``: the subject. ``state``: ok, note (it works, but most users need
+    another setting) or bad. ``found``: the state in words, and why it is not good. ``todo``: what to do
+    about it."""
 
     check: str
     state: str

@@ -18,7 +18,7 @@ PROCESSES = 1024  # more are a mistake
 
 
 def at_least(least: int, most: int = LARGEST) -> Callable[[str], int]:
-    """A whole number that is not smaller, and not larger than ``most``."""
+    """An integer that is not smaller, and not larger than ``most``."""
 
     def whole(text: str) -> int:
         digits = text.removeprefix("-")

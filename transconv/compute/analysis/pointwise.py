@@ -365,7 +365,7 @@ def with_error(
     """The value in f64, and how far one that is computed with the relative precision ``eps`` may be off,
     from what the given values are off. A step makes of its arguments' errors what it makes of arguments
     that are all moved by them: the square of what is 0 to within e is 0 to within e*e. ``rounds``: whether
-    steps that are exact for whole numbers round."""
+    steps that are exact for integers round."""
     known: list[torch.Tensor] = []
     off: list[torch.Tensor] = []
     zero = next(iter(given.values())).new_zeros(())

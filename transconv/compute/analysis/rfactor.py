@@ -1,4 +1,4 @@
-"""Splits a reduced axis into parts: the same computation with two axes, the parts and within a part.
+"""Splitting of a reduced axis into parts: the same computation with two axes, the parts and within a part.
 
     let  s = sum(x; k)                      let  s_of = sum(x; k)
                                     ->      let  s = sum(s_of; k_part)

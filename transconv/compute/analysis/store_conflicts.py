@@ -1,4 +1,4 @@
-"""Checks that no two points of a computation store to the same element.
+"""Store conflicts: the check that no two points of a computation store to the same element.
 
 Programs run in any order, so if two points stored to one element, either value could be the last.
 Additions have no order. For most stores the coordinates prove that elements are distinct; for others, all
@@ -14,32 +14,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from transconv import ir
 from transconv.compute.steps import Axis, Write
-from transconv.ir import (
-    TRUE,
-    Add,
-    Array,
-    Const,
-    Evaluator,
-    Expr,
-    FloorDiv,
-    Memory,
-    Mod,
-    Mul,
-    Tensor,
-    Var,
-    View,
-    bf16,
-    f16,
-    f32,
-    f64,
-    free_vars,
-    i32,
-    i64,
-    ne,
-    substitute,
-    value_at,
-)
 from transconv.simplify import Facts, facts_of, prove, simplify
 
 if TYPE_CHECKING:
@@ -94,7 +70,7 @@ def why_not_stored(compute: Compute) -> str | None:
     return None
 
 
-def covers(compute: Compute, view: View) -> bool:
+def covers(compute: Compute, view: ir.View) -> bool:
     """Whether each element of a view's tensor is at exactly one point of the axes in its coordinates and
     conditions. False if that is not known."""
     return all(
@@ -120,13 +96,13 @@ def why_not_all_stored(compute: Compute) -> str | None:
     return None
 
 
-def _elements(compute: Compute, view: View) -> int | None:
+def _elements(compute: Compute, view: ir.View) -> int | None:
     """How many elements of a view's tensor are at points of the axes; None if that is not known."""
     counts = [_counted(compute, view, dims, axes) for dims, axes in _groups(compute, view)]
     return None if None in counts else prod(n[1] for n in counts if n is not None)
 
 
-def _groups(compute: Compute, view: View) -> Iterator[tuple[list[int], frozenset[str]]]:
+def _groups(compute: Compute, view: ir.View) -> Iterator[tuple[list[int], frozenset[str]]]:
     """The dims of a view in groups that have no axes in common, and the axes of each group."""
     left = [(compute.roots(d.coord) | compute.roots(d.mask), i) for i, d in enumerate(view.dims)]
     while left:
@@ -139,7 +115,7 @@ def _groups(compute: Compute, view: View) -> Iterator[tuple[list[int], frozenset
 
 
 def _counted(
-    compute: Compute, view: View, dims: list[int], axes: frozenset[str]
+    compute: Compute, view: ir.View, dims: list[int], axes: frozenset[str]
 ) -> tuple[int, int] | None:
     """The points of the axes of some dims that are inside of these, and the places there at which they
     are. None for too many, and for those that values tell."""
@@ -147,20 +123,20 @@ def _counted(
     own = [x for x in compute.axes if x.name in axes]
     count = prod(x.size for x in own)
     dim = view.dims[dims[0]]
-    alone = len(dims) == len(own) == 1 and dim.coord is own[0].var and dim.mask is TRUE
+    alone = len(dims) == len(own) == 1 and dim.coord is own[0].var and dim.mask is ir.TRUE
     if compute.named is not None:  # only what holds at all sizes
-        extent = alone and (own[0].extent or Const(own[0].size))
+        extent = alone and (own[0].extent or ir.Const(own[0].size))
         return (count, count) if extent == view.tensor.bounds[dims[0]] else None
     if alone:
         return (min(count, *shape),) * 2
     if max(count, prod(shape)) > MOST_COVERED or compute.names.told(view):
         return None
-    at = Evaluator(Memory({}), {}, max(1, len(own)))
+    at = ir.Evaluator(ir.Memory({}), {}, max(1, len(own)))
     for i, x in enumerate(own):
         at.env[x.var] = at.along(i, np.arange(x.size, dtype=np.int64))
     points = [x.size for x in own] or [1]
 
-    def over(e: Expr) -> Array:
+    def over(e: ir.Expr) -> ir.Array:
         return np.broadcast_to(at.compute(e), points)
 
     inside = np.ones(points, bool)
@@ -173,7 +149,7 @@ def _counted(
     return len(found), len(np.unique(found))
 
 
-def _why_not_added(compute: Compute, tensor: Tensor, writes: list[Write]) -> str | None:
+def _why_not_added(compute: Compute, tensor: ir.Tensor, writes: list[Write]) -> str | None:
     if not all(w.op for w in writes):
         return f"{tensor.name} is both stored and added to; expected one of the two"
     if len({v.tensor for v in compute.added}) > 1:
@@ -186,7 +162,14 @@ def _why_not_added(compute: Compute, tensor: Tensor, writes: list[Write]) -> str
                 f"{tensor.name} has one place for all of {still[0].name}; expected a sum over "
                 f"{still[0].name}"
             )
-    if tensor.dtype not in (f16, bf16, f32, f64, i32, i64):  # f16 and bf16 are added in f32
+    if tensor.dtype not in (
+        ir.f16,
+        ir.bf16,
+        ir.f32,
+        ir.f64,
+        ir.i32,
+        ir.i64,
+    ):  # f16 and bf16 are added in f32
         return f"{tensor.name} is {tensor.dtype}; expected a float, i32 or i64, which are added in place"
     return None
 
@@ -196,15 +179,15 @@ def _facts(compute: Compute, *ends: str) -> Facts:
     theirs with these ends."""
     facts = facts_of(compute.named)
     for x in compute.axes:
-        for at in (x.var, *(Var(x.name + end) for end in ends)):
+        for at in (x.var, *(ir.Var(x.name + end) for end in ends)):
             facts = facts.with_range(at, 0, None if x.extent is not None else max(0, x.size - 1))
             if x.extent is not None:
                 facts = facts.assume(at < x.extent)
     return facts
 
 
-def _by_tensor(compute: Compute) -> dict[Tensor, list[Write]]:
-    found: dict[Tensor, list[Write]] = {}
+def _by_tensor(compute: Compute) -> dict[ir.Tensor, list[Write]]:
+    found: dict[ir.Tensor, list[Write]] = {}
     for w in compute.writes:
         found.setdefault(w.view.tensor, []).append(w)
     return found
@@ -231,17 +214,17 @@ def _is_apart(compute: Compute, write: Write) -> bool:
 
 def _are_apart(compute: Compute, one: Write, other: Write) -> bool:
     """Whether some coordinate of two stores to one tensor is never equal, at all sizes."""
-    facts, renamed = _facts(compute, OTHER), {x.var: Var(x.name + OTHER) for x in compute.axes}
-    facts = facts.assume(one.view.mask()).assume(substitute(other.view.mask(), renamed))
+    facts, renamed = _facts(compute, OTHER), {x.var: ir.Var(x.name + OTHER) for x in compute.axes}
+    facts = facts.assume(one.view.mask()).assume(ir.substitute(other.view.mask(), renamed))
     return any(
         prove(differ, facts)
         for a, b in zip(one.view.dims, other.view.dims, strict=True)
-        for here, there in [(a.coord, substitute(b.coord, renamed))]
-        for differ in (here < there, there < here, ne(here, there))
+        for here, there in [(a.coord, ir.substitute(b.coord, renamed))]
+        for differ in (here < there, there < here, ir.ne(here, there))
     )
 
 
-def _told_by_digits(compute: Compute, coords: Iterable[Expr]) -> set[str]:
+def _told_by_digits(compute: Compute, coords: Iterable[ir.Expr]) -> set[str]:
     """The axes whose positions follow from coordinates that are their digits, or sums of such: of
     ``m // 3136``, ``m // 392 % 8 * 7 + m // 7 % 7`` and ``m // 49 % 8 * 7 + m % 7`` each digit begins
     where the one below ends."""
@@ -259,7 +242,7 @@ def _told_by_digits(compute: Compute, coords: Iterable[Expr]) -> set[str]:
     return found
 
 
-def _digits(compute: Compute, coord: Expr) -> list[tuple[str, int, int]]:
+def _digits(compute: Compute, coord: ir.Expr) -> list[tuple[str, int, int]]:
     """The digits of axes that a coordinate tells: of each the axis, the positions of a step, and how many
     values it takes. None if it is no digit, or sum of digits each of which steps over all smaller ones."""
     found: list[tuple[int, tuple[str, int, int]]] = []
@@ -267,20 +250,20 @@ def _digits(compute: Compute, coord: Expr) -> list[tuple[str, int, int]]:
     while left:
         e, step = left.pop()
         match e:
-            case Add(a, b):
+            case ir.Add(a, b):
                 left += [(a, step), (b, step)]
                 continue
-            case Mul(a, Const(int(by))) if by > 0:
+            case ir.Mul(a, ir.Const(int(by))) if by > 0:
                 left.append((a, step * by))
                 continue
         most = below = 0
         match e:
-            case Mod(a, Const(int(most))):
+            case ir.Mod(a, ir.Const(int(most))):
                 e = a
         match e:
-            case FloorDiv(a, Const(int(below))):
+            case ir.FloorDiv(a, ir.Const(int(below))):
                 e = a
-        if not isinstance(e, Var) or e.name not in compute.sizes:
+        if not isinstance(e, ir.Var) or e.name not in compute.sizes:
             return []
         below = max(1, below)
         rest = -(-_longest(compute, e.name) // below)
@@ -299,19 +282,19 @@ def _longest(compute: Compute, name: str) -> int:
     return compute.size(name) if extent is None else 1 << 64
 
 
-def _told(compute: Compute, coord: Expr) -> set[str]:
+def _told(compute: Compute, coord: ir.Expr) -> set[str]:
     """The axes whose positions follow from a coordinate: all on which it depends, if the step of each is
     longer than the reach of all axes with smaller steps (``part*128 + within``); else none."""
     facts, sizes = _facts(compute), compute.named.like if compute.named else {}
     roots = compute.roots(coord)
     own = {x.name: x for x in compute.axes if x.name in roots and _is_long(x)}
-    steps: dict[str, Expr] = {}
+    steps: dict[str, ir.Expr] = {}
     for name, x in own.items():
-        steps[name] = simplify(substitute(coord, {x.var: x.var + 1}) - coord, facts)
-        if not {v.name for v in free_vars(steps[name])} <= {*sizes}:
+        steps[name] = simplify(ir.substitute(coord, {x.var: x.var + 1}) - coord, facts)
+        if not {v.name for v in ir.free_vars(steps[name])} <= {*sizes}:
             return set()
-    reach: Expr = Const(0)
-    for name in sorted(steps, key=lambda name: abs(value_at(steps[name], sizes))):
+    reach: ir.Expr = ir.Const(0)
+    for name in sorted(steps, key=lambda name: abs(ir.value_at(steps[name], sizes))):
         step, x = steps[name], own[name]
         length = next((s for s in (step, -step) if prove(reach < s, facts)), None)
         if length is None:
@@ -320,10 +303,10 @@ def _told(compute: Compute, coord: Expr) -> set[str]:
     return {*steps}
 
 
-def _places(compute: Compute, write: Write) -> Array:
+def _places(compute: Compute, write: Write) -> ir.Array:
     """The offsets of all elements of a store."""
     axes = axes_of(compute, write)
-    at = Evaluator(Memory({}), {}, max(1, len(axes)))
+    at = ir.Evaluator(ir.Memory({}), {}, max(1, len(axes)))
     for i, x in enumerate(axes):
         at.env[x.var] = at.along(i, np.arange(x.size, dtype=np.int64))
     offset, mask = at.compute(write.view.offset()), at.compute(write.view.mask()).astype(bool)

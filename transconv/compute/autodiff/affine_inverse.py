@@ -1,4 +1,4 @@
-"""The axes of a computation, told by the position in a tensor that it reads: coordinates solved for axes.
+"""Affine inverses: coordinates solved for axes, as functions of the position in a tensor that is read.
 
     X[i*2 + k], k in 0..1     ->     i = p // 2, k = p % 2          digits of a mixed-radix number
     X[i + k]                  ->     i = p - k, where that is a position; all k have their turn
@@ -146,7 +146,8 @@ TURN = ir.Var("turn_")
 
 @dataclass(frozen=True, slots=True)
 class Inverse:
-    """``position`` of the axis, valid if ``condition`` holds, for each value of ``TURN`` in 0..turns."""
+    """An axis solved for: its ``position``, valid if ``condition`` holds, for each value of ``TURN`` in
+    0..turns."""
 
     position: ir.Expr
     condition: ir.Expr

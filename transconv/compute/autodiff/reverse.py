@@ -306,7 +306,7 @@ def reached(compute: Compute, of: Collection[str]) -> set[ir.Var]:
 
 def reaches(compute: Compute) -> dict[str, frozenset[str]]:
     """For each stored tensor, those that it depends on in a way that has a derivative, or that is refused
-    when one is asked for. Whole numbers, conditions and places of extremes have none."""
+    when one is asked for. Integers, conditions and places of extremes have none."""
     found: dict[str, set[str]] = {w.view.tensor.name: set() for w in compute.writes}
     for name in {r.view.tensor.name for r in compute.reads}:
         moving = reached(compute, (name,))
@@ -367,7 +367,7 @@ def parts_of(e: ir.Expr) -> Iterator[ir.Expr]:
 
 
 def flows_from(e: ir.Expr) -> set[ir.Var]:
-    """The float variables that an expression depends on other than by conditions and whole numbers."""
+    """The float variables that an expression depends on other than by conditions and integers."""
     found: set[ir.Var] = set()
     seen: set[ir.Expr] = set()
     left = [e] if e.dtype.kind == "float" else []

@@ -1,4 +1,4 @@
-"""Builds the text of a computation: torch tensors become axes, ``tensor`` lines and coordinates.
+"""The page of a text: torch tensors become axes, ``tensor`` lines and coordinates.
 
     page = NamedSpace(["n", "n", "k"], (2, 3, 40), {"X": (x, (0, 1, 2)), "Y": (y, (0, 1, 2))})
     page.sized("twice", "read x = {X}", "store {Y} = x + x")
@@ -311,9 +311,10 @@ class Gradient:
 
 @dataclass(frozen=True, slots=True)
 class LibraryFormula:
-    """``page``: shapes, strides and types of all tensors by name. ``given``: the operands, in the order of
-    a call. ``results``: the tensors that the caller gets; gradients read the others that the text
-    stores. ``together``: all gradients by one text, where that reads what they share only once."""
+    """The result of a library function. ``page``: shapes, strides and types of all tensors by name.
+    ``given``: the operands, in the order of a call. ``results``: the tensors that the caller gets;
+    gradients read the others that the text stores. ``together``: all gradients by one text, where that
+    reads what they share only once."""
 
     page: NamedSpace
     text: str
@@ -346,7 +347,7 @@ class SizeExpression:
 
 @dataclass(frozen=True, slots=True)
 class LibraryText:
-    """``head`` and ``rest``: a text without its line of sizes, which belongs between them. ``sizes``: the
+    """A text without its line of sizes, which belongs between ``head`` and ``rest``. ``sizes``: the
     values; ``summed``: the names of axes that are reduced; ``products``: of each tensor the factors of its
     number of elements; ``windows``: whether coordinates are made of several axes."""
 

@@ -41,7 +41,8 @@ OF_NAN = EXTREMUM.replace("{size} == y", "x == y or x != x").replace("*{slope}",
 
 @dataclass(frozen=True, slots=True)
 class ReductionRow:
-    """``steps`` from x to the store; ``gradient``: from x, y and g to the store of dX, empty for none."""
+    """A reduction. ``steps``: from x to the store; ``gradient``: from x, y and g to the store of dX, empty
+    for none."""
 
     steps: str
     gradient: str = ""

@@ -1,4 +1,4 @@
-"""Records a model's operations on a tensor without values: what a stream executes piece by piece.
+"""The capture of a model's operations on a tensor without values: what a stream executes piece by piece.
 
     Capture.of(model, x)      the operations in order, each of aten, with references to earlier results
     ResultReference(at, output)       the result of an operation, in the arguments of another one

@@ -27,7 +27,7 @@ LENGTHS = {1: 1024, 2: 64, 3: 8}
 
 
 class Kind(NamedTuple):
-    """What the calls of a convolution have in common but for the length of the piece."""
+    """The kind of a convolution's calls: what they have in common but for the length of the piece."""
 
     params: Params
     shape: tuple[int, ...]  # of the input, with -1 for the length

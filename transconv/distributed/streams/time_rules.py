@@ -1,4 +1,4 @@
-"""What each operation of aten does along the time of a stream: which rows it reads, how many it makes, and
+"""Rules of aten's operations along the time of a stream: which rows it reads, how many it makes, and
 how it computes some of them.
 
 A rule is found from two captures of different length (graph_capture.py). An operation without a rule, and
@@ -19,6 +19,7 @@ from transconv.distributed.streams.graph_capture import Capture, CapturedOperati
 from transconv.distributed.streams.time_axis import (
     StreamPiece,
     TimeAxis,
+    TimeRelation,
     TimeRule,
     Values,
     clipped,
@@ -30,7 +31,6 @@ from transconv.distributed.streams.time_axis import (
     take_rows,
     value_of,
 )
-from transconv.distributed.streams.time_relation import TimeRelation
 from transconv.support import Unsupported
 
 Tensor = torch.Tensor

@@ -126,7 +126,7 @@ def refused(
     tensors: Sequence[Tensor], whole: Sequence[bool] = (), types: Mapping[torch.dtype, DType] = TYPES
 ) -> str:
     """Why no kernel may take these tensors; empty if one may. ``whole``: which of them may be of any of
-    ``types``, such as whole numbers and truth values."""
+    ``types``, such as integers and truth values."""
     device = tensors[0].device
     if device.type == "cpu":
         if settings.cpu != "interpret":

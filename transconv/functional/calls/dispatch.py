@@ -1,4 +1,4 @@
-"""Dispatches a call of a public function to kernels or to torch.
+"""The dispatch of a call of a public function to kernels or to torch.
 
 For plain eager tensors, the launches of calls with the same properties are looked up. Torch computes calls
 under functorch's transforms, with forward derivatives and of tensor subclasses; compilers and dispatch
@@ -41,7 +41,8 @@ class ExplainedCall(Exception):
 
 
 class Asking(TorchDispatchMode):
-    """While it is the current mode, a call raises ``ExplainedCall``; torch's operations run."""
+    """The mode of ``explain``: while it is the current one, a call raises ``ExplainedCall``; torch's
+    operations run."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

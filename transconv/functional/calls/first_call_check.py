@@ -1,4 +1,4 @@
-"""Compares the first result of each kind of call with torch's.
+"""The first-call check: the first result of each kind of call compared with torch's.
 
 Triton and ptxas miscompile a few kernels, the same way every time. The first launch of a kernel on a
 machine is compared with its text, computed at samples (``Launch.start``). Where tensors are small, a

@@ -1,4 +1,4 @@
-"""What computes each kind of call: the launches of a bound formula, or the reason why torch does.
+"""Routes of functions: the launches of a bound formula, or the reason why torch computes a kind of call.
 
 Kernels may take sizes as arguments. A form (compute/library/page.py) is the same for all sizes of a
 kind of call. It has a registry of plans (runtime/registry.py): where one axis is reduced, each holds rows
@@ -39,7 +39,7 @@ from transconv.calls.route_cache import Route
 from transconv.calls.settings import settings
 from transconv.calls.size_policy import SizeTrial
 from transconv.compute import Alone, library
-from transconv.functional.calls.batch_forms import BatchForm, forms
+from transconv.functional.calls.call_forms import BatchForm, batch_forms
 from transconv.functional.calls.compiled_launch import TensorMemory, deterministic, launch, program
 from transconv.functional.calls.symbolic_bind import (
     BoundCall,
@@ -214,7 +214,7 @@ def made_of(bound: BoundCall, device: torch.device, is_aligned: bool, mode: str)
     """Raises Unsupported where a text has no kernel, or none yet as the mode has it."""
     route = FunctionCall(bound, "", bound.function.name)
     backward = () if route.adds and deterministic() else bound.backward
-    of_batch = forms(bound) if settings.invariant else None
+    of_batch = batch_forms(bound) if settings.invariant else None
     waits: Unsupported | None = None
     found: list[Started] = []
     for at, step in enumerate((bound.forward, *backward)):  # request all before waiting for the first
@@ -347,7 +347,7 @@ def note(
     runs: Callable[[], Callable[..., Any] | None],
     onward: Call,
 ) -> None:
-    """Make an entry for a call that found its route in the general way, ``onward``. ``runs`` makes what
+    """Make an entry for a call that found its route on the slow path, ``onward``. ``runs`` makes what
     computes it, None before its first launch."""
     first, given = tensors[0], [t for t in tensors if t is not None]
     if first is None:

@@ -34,7 +34,7 @@ class PublicFunction:
     """A public function. ``torch``: torch's, of tensors (None for one that is missing) and then numbers,
     without side effects, to a tensor or several; ``formula``: the library's, of the tensors' and results'
     library.Strided, the numbers, and whether gradients are needed; ValueError or Unsupported where there
-    is none. ``whole``: which tensors may hold whole numbers. ``autocast``: ``f32`` or ``low`` where
+    is none. ``whole``: which tensors may hold integers. ``autocast``: ``f32`` or ``low`` where
     torch casts, ``torch`` where it does more. ``linear``: gradients do not depend on operands that their
     texts do not read; ``again``: gradients in torch's operations, of values by name, numbers and the
     result's gradient, for a function that does not keep its operands. Else they are kept, but for those of
@@ -115,8 +115,8 @@ class BoundText:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BoundCall:
-    """``operands``: the names of the tensors that are not None; ``saved``: those that gradients need;
-    ``wanted``: which operands get gradients."""
+    """A call with its texts. ``operands``: the names of the tensors that are not None; ``saved``: those
+    that gradients need; ``wanted``: which operands get gradients."""
 
     function: PublicFunction
     numbers: Numbers

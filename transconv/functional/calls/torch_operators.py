@@ -14,14 +14,14 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Sequence
 from math import frexp, ldexp, nan
-from typing import Any
+from typing import Any, ParamSpec
 
 import numpy as np
 import torch
 
 from transconv.calls import stats
-from transconv.calls.autograd import by_torch, class_of
 from transconv.calls.guard import is_batched
+from transconv.calls.route_cache import by_torch, class_of
 from transconv.calls.settings import settings
 from transconv.compute import execute, one_line
 from transconv.functional.calls.compiled_launch import (
@@ -161,12 +161,20 @@ def run(bound: BoundCall, step: BoundText, values: Values) -> None:
 
 # -- a function by its name ------------------------------------------------------------------------
 
+Fields = ParamSpec("Fields")
 FUNCTIONS: dict[str, PublicFunction] = {}
 
 
-def declare(f: PublicFunction) -> PublicFunction:
-    """Register a function under its name for graphs."""
-    return FUNCTIONS.setdefault(f.name, f)
+def _registering(make: Callable[Fields, PublicFunction]) -> Callable[Fields, PublicFunction]:
+    def declare(*fields: Fields.args, **named: Fields.kwargs) -> PublicFunction:
+        f = make(*fields, **named)
+        return FUNCTIONS.setdefault(f.name, f)
+
+    return declare
+
+
+declare = _registering(PublicFunction)
+"""A public function, registered under its name for graphs."""
 
 
 def spelled(f: PublicFunction, tensors: Sequence[Tensor | None], numbers: Sequence[Any]) -> str:
@@ -222,7 +230,8 @@ _transforms: Callable[[], bool] = torch_internals.transforms
 
 
 class Apply(torch.autograd.Function):
-    """``apply(how, *operands)``: how is a Route, or a Bound inside a graph."""
+    """The autograd function of a call, ``apply(how, *operands)``: how is a Route, or a Bound inside a
+    graph."""
 
     @staticmethod
     def forward(ctx: Any, how: Any, *given: Tensor) -> Any:

@@ -1,4 +1,4 @@
-"""Writes the text of a group: its stored values and all that they are made of, at positions of its axes.
+"""The text of a group: its stored values and all that they are made of, at positions of its axes.
 
 A value is asked for at a position and writes the lines that it needs; what was asked before has a name.
 Views become coordinates. Names are counted, so that groups that do the same have the same text, and one

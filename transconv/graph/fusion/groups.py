@@ -221,7 +221,7 @@ WIDE = 128  # columns of a product's tile: as often is a row loaded
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """Microseconds on a target, by its rates."""
+    """The roofline of a target: microseconds by its rates."""
 
     target: Target
 

@@ -1,4 +1,4 @@
-"""What a graph is translated into: values of every position, made of other values at positions.
+"""The IR of a graph: values of every position, made of other values at positions.
 
     RegionInput      a tensor in memory                      Mapped    arithmetic on a position of others
     MovedView        another value at other positions        Indexed   at positions that values tell
@@ -92,7 +92,7 @@ class ConstantValue(Piece):
 
 @dataclass(eq=False, kw_only=True)
 class Counted(Piece):
-    """A whole number made of the position."""
+    """An integer made of the position."""
 
     count: Callable[[Index], Expr]
 
@@ -103,7 +103,7 @@ class Mapped(Piece):
     ``place``: what else its text takes, coordinates of the position; ``equal``: it tells whether floats
     are equal; ``widened``: it is its operand in a type that has all of its numbers; ``range``: the least
     and the largest number that it may be, where that is known; ``nearest``: where its values are whole,
-    what they are the nearest whole numbers of, and an integer that is added to them, if any."""
+    what they are the nearest integers of, and an integer that is added to them, if any."""
 
     inputs: tuple[Piece, ...]
     write: Callable[..., str]
@@ -121,8 +121,8 @@ class Mapped(Piece):
 
 @dataclass(eq=False, kw_only=True)
 class MovedView(Piece):
-    """``of`` at the positions that ``move`` makes of its own. ``back``: the own position of one of
-    ``of``, where each has one; ``alias``: torch's result is the same memory."""
+    """A view of a value: ``of`` at the positions that ``move`` makes of its own. ``back``: the own
+    position of one of ``of``, where each has one; ``alias``: torch's result is the same memory."""
 
     of: Piece
     move: Move
@@ -145,8 +145,8 @@ class PiecewisePart:
 
 @dataclass(eq=False, kw_only=True)
 class PiecewiseIndex(Piece):
-    """The first part whose condition holds; the last one's is not asked for. ``along``: of a
-    concatenation, the dim along which the parts follow one another."""
+    """A choice by position: the first part whose condition holds; the last one's is not asked for.
+    ``along``: of a concatenation, the dim along which the parts follow one another."""
 
     parts: tuple[PiecewisePart, ...]
     along: int | None = None
@@ -158,8 +158,8 @@ class PiecewiseIndex(Piece):
 
 @dataclass(eq=False, kw_only=True)
 class Indexed(Piece):
-    """``of`` at positions told by values. ``told``: which values, and at which of their positions;
-    ``move``: of the position and the names of these values, the coordinates in ``of``."""
+    """A gather: ``of`` at positions that values give. ``told``: which values, and at which of their
+    positions; ``move``: of the position and the names of these values, the coordinates in ``of``."""
 
     of: Piece
     told: tuple[tuple[Piece, Move], ...]
@@ -172,8 +172,9 @@ class Indexed(Piece):
 
 @dataclass(eq=False, kw_only=True)
 class Reduced(Piece):
-    """``op`` over some dims of inputs of one shape; ``write``: what is reduced, of the inputs' names.
-    ``deviating``: the value whose squared deviations from its mean over these dims it adds up."""
+    """A reduction: ``op`` over some dims of inputs of one shape; ``write``: what is reduced, of the
+    inputs' names. ``deviating``: the value whose squared deviations from its mean over these dims are
+    summed."""
 
     inputs: tuple[Piece, ...]
     op: str

@@ -1,4 +1,4 @@
-"""Which values a plan stores, so that a later kernel has what an earlier one computes.
+"""The planner of a region: which values are stored, so that later kernels have what earlier ones compute.
 
     rides    a value whose operands stand in one group, at its own positions, is computed there
     stored   what another group needs of it; what is handed out; what is too dear to compute again

@@ -36,9 +36,9 @@ def braced(n: Length) -> str:
 
 @dataclass(frozen=True)
 class SizedText:
-    """``template``: the text. ``dims``: those of its tensors, and ``spaces``, the axes that are swept
-    together, as the text has them; ``like``: an example; ``derived``: of a name, what it is of others;
-    ``why``: why it has no named form, where that is known."""
+    """A text whose sizes may be names. ``template``: the text. ``dims``: those of its tensors, and
+    ``spaces``, the axes that are swept together, as the text has them; ``like``: an example; ``derived``:
+    of a name, what it is of others; ``why``: why it has no named form, where that is known."""
 
     template: str
     dims: Sequence[Sequence[str]]

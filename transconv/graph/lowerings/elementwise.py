@@ -46,7 +46,7 @@ INFIX = {
     "eq": "==",
     "ne": "!=",
 }
-WHOLE = ("max", "min", "neg", "where", *(name for name in INFIX if name != "div"))  # of whole numbers, too
+WHOLE = ("max", "min", "neg", "where", *(name for name in INFIX if name != "div"))  # of integers, too
 EQUAL = {"eq", "ne"}
 BY_NAME = {"sub", "add"}  # whose second operand torch scales
 # Arguments behind the values: alpha, scale, input scale; beta, threshold.
@@ -103,7 +103,7 @@ def _from_table(op: Op) -> Callable[[NodeCall], Piece]:
 
 
 def _nearest(op: Op, made: Mapped) -> tuple[Piece, Piece | None] | None:
-    """Of what values are the nearest whole numbers, and the integer that is added."""
+    """Of what values are the nearest integers, and the integer that is added."""
     if op is OPS["round"]:
         return made.inputs[0], None
     whole, *others = sorted(made.inputs, key=lambda x: not isinstance(x, Mapped) or x.nearest is None)

@@ -259,7 +259,7 @@ class Averages:
 
 
 def over(x: Piece, n: int, count: Callable[[Index], Index], dtype: torch.dtype, label: str) -> Piece:
-    """A value divided by a product of whole numbers that the last dims of its position tell."""
+    """A value divided by a product of integers that the last dims of its position tell."""
 
     def write(value: str, *numbers: str) -> str:
         return f"{value} / ({'*'.join(numbers)})"

@@ -49,6 +49,7 @@ from transconv.graph.sizes import Index, Length, SymbolicSize
 from transconv.ir import maximum
 from transconv.runtime import torch_internals
 from transconv.torch_ops.arguments import Params
+from transconv.torch_ops.conversion.traced_graphs import only_user
 from transconv.torch_ops.operators import quantized_convolution
 from transconv.torch_ops.quantized.quantized_route import QUANTITIES
 
@@ -289,9 +290,9 @@ def _replace(graph: fx.Graph, node: fx.Node, x: _Whole, w: _Whole) -> None:
         "weight_zero_point": w.zero,
     }
     last, activation = node, ""
-    if (after := _only(last)) is not None and after.target is aten.relu.default:
+    if (after := only_user(last)) is not None and after.target is aten.relu.default:
         last, activation = after, "relu"
-    if (after := _only(last)) is not None and _is_quantised(after):
+    if (after := only_user(last)) is not None and _is_quantised(after):
         last = after
         given |= {"output_scale": after.args[1], "output_zero_point": after.args[2]}
     values = [given.get(name, 1.0 if name == "output_scale" else 0) for name in QUANTITIES]
@@ -307,10 +308,6 @@ def _replace(graph: fx.Graph, node: fx.Node, x: _Whole, w: _Whole) -> None:
         return
     made.meta = dict(last.meta) | {"val": val}
     last.replace_all_uses_with(made)
-
-
-def _only(node: fx.Node) -> fx.Node | None:
-    return next(iter(node.users)) if len(node.users) == 1 else None
 
 
 def _is_quantised(node: fx.Node) -> bool:

@@ -41,7 +41,7 @@ def _over(call: NodeCall, op: str, x: Piece, dtype: torch.dtype | None = None) -
 @row("sum.dim_IntList", "sum")
 def _sum(call: NodeCall) -> Piece:
     x = call.args[0]
-    if kind(x.dtype) == "bool":  # truths as whole numbers
+    if kind(x.dtype) == "bool":  # truths as integers
         x = cast(x, torch.int64)
     if kind(call.dtype) != kind(x.dtype) or kind(x.dtype) == "int":  # whole ones in 64 bits
         x = cast(x, call.dtype)

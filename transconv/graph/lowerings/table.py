@@ -231,7 +231,7 @@ def number(value: Any) -> str:
 
 
 def cast(x: Piece, dtype: torch.dtype) -> Piece:
-    """The piece in another type. Raises NotOurs for floats as whole numbers, and as floats of 8 bits,
+    """The piece in another type. Raises NotOurs for floats as integers, and as floats of 8 bits,
     unless they are clamped to what that type holds: how others are converted differs between machines."""
     if {dtype, x.dtype} - TYPES.keys():
         computed(dtype)
@@ -262,7 +262,7 @@ def cast(x: Piece, dtype: torch.dtype) -> Piece:
 
 
 def _bytes(range_: tuple[float, float], of: Piece, added: Piece | None, dtype: torch.dtype) -> Mapped:
-    """The nearest whole numbers of values, and an integer, between two whole numbers, as integers of 8
+    """The nearest integers of values, and an integer, between two integers, as integers of 8
     bits: of operations of integers behind one addition, which takes less time than conversions."""
     low, high = (number(float(n)) for n in range_)
     text = f"nearest_small(min(max({{}}, {low}), {high}))"
@@ -324,7 +324,7 @@ def arithmetic(
     work: float = 1.0,
     whole: bool = False,
 ) -> Mapped:
-    """A value of operands. ``whole``: operands and results may be whole numbers; truths become numbers."""
+    """A value of operands. ``whole``: operands and results may be integers; truths become numbers."""
     computed(call.dtype)
     inputs = together(call, *values)
     for x in inputs:

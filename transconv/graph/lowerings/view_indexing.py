@@ -1,6 +1,6 @@
 """Views as functions of coordinates: what torch's functions that move elements mean for a position.
 
-An ``IndexLine`` is a whole number that the position tells: (position*up + add) // down, between a least
+An ``IndexLine`` is an integer that the position tells: (position*up + add) // down, between a least
 and a most one. Indices of nearest and linear interpolation, ends of windows of unlike sizes, and parts,
 flips and repeats of these are such numbers. What is found gives exactly the values at hand.
 """
@@ -156,7 +156,7 @@ def ratios(into: int, size: int, step: float) -> list[tuple[int, int]]:
 
 def scaled(sizes: Shape, into: Shape, steps: Sequence[float]) -> Move | None:
     """Nearest neighbours: the position times the step, rounded down; None where that is no division of
-    whole numbers for all positions, as torch computes it in f32."""
+    integers for all positions, as torch computes it in f32."""
     found: list[tuple[int, int]] = []
     for n, m, step in zip(sizes, into, steps, strict=True):
         if isinstance(n, SymbolicSize) or isinstance(m, SymbolicSize):
@@ -186,7 +186,7 @@ def scaled(sizes: Shape, into: Shape, steps: Sequence[float]) -> Move | None:
 
 
 def _times(n: Length, m: Length) -> tuple[int, int] | None:
-    """The whole number, as a fraction, by which one size is more than another one for all sizes: a power
+    """The integer, as a fraction, by which one size is more than another one for all sizes: a power
     of 2, by which f32 divides exactly."""
     more, least = (m, n) if like(m) >= like(n) else (n, m)
     k = like(more) // like(least)
@@ -199,7 +199,8 @@ Whole = npt.NDArray[np.int64]
 
 
 class IndexLine(NamedTuple):
-    """``low`` and ``high``: None where no value is cut off there."""
+    """An integer that follows from the position. ``low`` and ``high``: None where no value is cut off
+    there."""
 
     up: int
     add: int
@@ -249,7 +250,7 @@ def fitted(values: Whole) -> IndexLine | None:
 
 
 def told_by_place(values: torch.Tensor) -> Callable[[Index], Expr] | None:
-    """Whole numbers of a tensor that differ along one dim at most, as a function of the position."""
+    """Integers of a tensor that differ along one dim at most, as a function of the position."""
     wide = [d for d, n in enumerate(values.shape) if n > 1]
     if values.dtype not in (torch.int32, torch.int64) or len(wide) > 1 or not values.numel():
         return None

@@ -1,4 +1,4 @@
-"""Which values of a graph are in the same memory, as torch says of its operations.
+"""Aliases: values of a graph that are in the same memory, as torch says of its operations.
 
     split_with_sizes(x, ...), getitem    views of x                  by the operation's schema
     _unsafe_view(x, ...)                 x's memory by another name  by the traced values, which share it

@@ -1,4 +1,4 @@
-"""How AOTAutograd writes and divides graphs, and what a forward graph leaves for its backward graph.
+"""Graphs of AOTAutograd: how they are divided, and what a forward graph leaves for its backward graph.
 
 Graphs have torch's decompositions, but for operations that rows translate whole. Only the two graphs see
 what one leaves for the other: nothing that costs nothing to have again, and

@@ -130,8 +130,8 @@ def _name(node: fx.Node) -> str:
 
 
 class _SizesOfOne:
-    """Has torch's compiler take sizes of 1 as any others in invariant mode: a batch of one sample is no
-    graph of its own then."""
+    """The hook by which torch's compiler takes sizes of 1 as any others in invariant mode: a batch of one
+    sample is no graph of its own then."""
 
     def __init__(self) -> None:
         self.before: bool | None = None  # torch's switch, while it is changed

@@ -54,8 +54,8 @@ class Setting:
 
 
 class Wired(NamedTuple):
-    """Of one part that is a whole graph: which placeholders are its inputs, which are results, and each
-    result's place among these and the part's outputs; -1 for a value that is known."""
+    """The wiring of one part that is a whole graph: which placeholders are its inputs, which are results,
+    and each result's place among these and the part's outputs; -1 for a value that is known."""
 
     inputs: list[int]
     used: list[int]
@@ -184,9 +184,9 @@ class Parts:
 
 
 class RunnableRegion:
-    """A region that runs. ``done``: the names of what nothing needs behind it; ``why``: the reasons for
-    which it is torch's; ``instead``: the regions that it is divided into, without operations whose kernel
-    was refused."""
+    """A region with what runs it. ``done``: the names of what nothing needs behind it; ``why``: the
+    reasons for which it is torch's; ``instead``: the regions that it is divided into, without operations
+    whose kernel was refused."""
 
     def __init__(self, region: Region, gm: fx.GraphModule, setting: Setting) -> None:
         self.region, self.setting = region, setting

@@ -256,8 +256,8 @@ class GraphRehearsal:
 
 
 class RehearsalWatch(WatchedCall):
-    """Of a region, in a thread. What is wrong is refused without a word, and ``waiting`` says that not all
-    was compared: the call does both again."""
+    """The comparison of a region's first results in a thread. What is wrong is refused without a word, and
+    ``waiting`` says that not all was compared: the call does both again."""
 
     def told(self, name: str, why: str, works: Sequence[Workload]) -> str:
         """In what a result is wrong."""

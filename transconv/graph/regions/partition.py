@@ -1,4 +1,4 @@
-"""Divides a graph into regions: what is translated, and what torch computes, each with the reason.
+"""Regions of a graph: what is translated, and what torch computes, each with the reason.
 
 Regions run one after another. Of torch's nodes none passes another, and no node at all passes one that
 writes to memory that it is handed. Random numbers are drawn by torch, in the graph's order; kernels draw
@@ -180,7 +180,7 @@ def _values(node: fx.Node, val: Any, known: Mapping[fx.Node, Any]) -> torch.Tens
 
 
 def counted(values: torch.Tensor) -> Counted | None:
-    """Whole numbers along one dim as an expression of the position; None for others."""
+    """Integers along one dim as an expression of the position; None for others."""
     count = told_by_place(values)
     return (
         None
@@ -241,7 +241,7 @@ def regions(
 
 
 class _PartRefused(Exception):
-    """A part of a result that is ours cannot be."""
+    """A part of a result that is ours cannot be translated."""
 
     def __init__(self, result: fx.Node, why: str) -> None:
         super().__init__(why)

@@ -119,8 +119,8 @@ class RegionPlan:
 
 
 class RefusedKernel(Exception):
-    """``kernel``: its name; ``nodes``: the operations that it computes, by their names; ``reason`` in one
-    word, ``message`` in words."""
+    """A kernel that was refused. ``kernel``: its name; ``nodes``: the operations that it computes, by
+    their names; ``reason`` in one word, ``message`` in words."""
 
     def __init__(self, kernel: str, nodes: frozenset[str], reason: str, message: str) -> None:
         super().__init__(f"the kernel {kernel} is refused: {message}")

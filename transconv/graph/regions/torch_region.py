@@ -1,4 +1,4 @@
-"""What torch computes of a graph: by its operators, or compiled by Inductor."""
+"""Regions that torch computes: by its operators, or compiled by Inductor."""
 
 from __future__ import annotations
 

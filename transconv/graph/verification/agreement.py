@@ -1,4 +1,4 @@
-"""Whether a result is torch's: what rounding may change of it, measured, not assumed.
+"""Agreement with torch: what rounding may change of a result, measured, not assumed.
 
     near       as close as the roundings of its operations, two to eight: nothing else is computed
     exact      torch's operators in f64

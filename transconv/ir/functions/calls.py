@@ -1,4 +1,4 @@
-"""What a ``Call`` or a ``Reduce`` computes: one row each, with its meaning in NumPy and its spellings.
+"""Functions and reductions that kernels call: one row each, with its meaning in NumPy and its spellings.
 
 The interpreter computes a row's ``numpy``, the verifier checks arity and types, and the emitters write
 ``triton`` or ``gluon``. For what these languages lack the row has its source text. All reductions
@@ -245,7 +245,7 @@ def erf(x):
 # product: what is left is off by a unit in the last place at most, and has one polynomial. The languages'
 # own functions choose for each element how to do so, by which the elements of a thread wait for one
 # another, and keep digits of 2/pi in memory of each thread. A program calls them if one of its elements is
-# larger. The lowest bit of a whole number in a float is the sign; the sine of -0 is -0.
+# larger. The lowest bit of an integer in a float is the sign; the sine of -0 is -0.
 CIRCULAR = '''
 @{jit}
 def NAME(x):

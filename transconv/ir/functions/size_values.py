@@ -32,7 +32,7 @@ MEANING: dict[type, Callable[[int, int], int]] = {
     ex.And: operator.and_,
     ex.Or: operator.or_,
 }
-"""What operations of two make of whole numbers."""
+"""What operations of two make of integers."""
 
 
 def value_at(e: ex.Expr, values: Values) -> int:

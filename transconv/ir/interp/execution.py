@@ -1,4 +1,4 @@
-"""Executes loops, branches, variables and stores; ``kernel.py`` adds functions and roles.
+"""The execution of loops, branches, variables and stores; ``kernel.py`` adds functions and roles.
 
 Independent loops and lanes are axes of arrays, see ``evaluate.py``. An error names the statement and the
 indices.

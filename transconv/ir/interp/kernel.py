@@ -1,4 +1,4 @@
-"""Executes a kernel in NumPy, at any stage, and checks every access.
+"""The execution of a kernel in NumPy, at any stage, with a check of every access.
 
 Independent loops (``grid``, ``parallel``, and ``tile`` unless it carries a sum) and lanes are axes
 of arrays, see ``evaluate.py``; the other loops run in order. It is slow: use it on problems with sizes

@@ -1,4 +1,4 @@
-"""Parses expressions as the printer writes them: nested operations are in parentheses.
+"""The parser of expressions as the printer writes them: nested operations are in parentheses.
 
 The tokenizer: a line of text as words and signs.
 """

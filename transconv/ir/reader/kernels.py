@@ -1,6 +1,6 @@
-"""Parses a whole kernel: notes, the line with its name, the header and the body.
+"""The parser of a whole kernel: notes, the line with its name, the header and the body.
 
-Parses statements, one a line, and the blocks indented below them.
+Statements are parsed one a line, with the blocks indented below them.
 """
 
 from __future__ import annotations

@@ -14,32 +14,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from transconv.ir import (
-    FALSE,
-    ONE,
-    TRUE,
-    ZERO,
-    Const,
-    Expr,
-    For,
-    If,
-    Min,
-    Not,
-    Or,
-    Reduce,
-    Stmt,
-    Var,
-    boolean,
-    bound_vars,
-    conjuncts,
-    eq,
-    free_vars,
-    i32,
-    index,
-    lanes_of,
-    promote,
-    seq,
-)
+from transconv import ir
 from transconv.kernel.frontend.reader import CarriedName, CarryPlan, SourceReader, is_static
 from transconv.kernel.functions import cast
 from transconv.kernel.source import Refusal, is_number, named, spelled
@@ -67,7 +42,7 @@ class Blocks(SourceReader):
     """Reads loops and branches, and carries names that a block at run time changes through it."""
 
     @contextmanager
-    def inner(self, what: str) -> Iterator[list[Stmt]]:
+    def inner(self, what: str) -> Iterator[list[ir.Stmt]]:
         """A block at run time: names that are bound inside of it end with it."""
         before, fixed = dict(self.env), self.fixed
         self.fixed = {n for n, v in self.env.items() if plan_of(v) is None} | fixed
@@ -161,14 +136,14 @@ class Blocks(SourceReader):
 
     def new_mask(self, name: str, held: CarriedName, new: Mask, now: Mask) -> Mask:
         """The mask of a carried name after an assignment."""
-        inside = [v for s in self.b.stmts for v in bound_vars(s)]
+        inside = [v for s in self.b.stmts for v in ir.bound_vars(s)]
         inner = [*self.counters, *inside, *(c.on for c in self.carried.values() if c.on is not None)]
         return masked(name, held, new, now, self.depth, inner)
 
     def detach(self, name: str, held: CarriedName) -> None:
         """Give names to the values that mention a carried name, before it changes."""
         for other, value in self.env.items():
-            if other != name and isinstance(value, Tile) and held.var in free_vars(value.expr):
+            if other != name and isinstance(value, Tile) and held.var in ir.free_vars(value.expr):
                 kept = self.b.let(other, value.expr)
                 self.env[other] = replace(value, expr=kept)
 
@@ -210,7 +185,7 @@ class Blocks(SourceReader):
         trips = simplify(_trips(first, last, step), self.b.facts)
         if abs(step) != 1:
             self.b.divides(last)
-        if isinstance(trips, Const) and int(trips.value) <= 0:
+        if isinstance(trips, ir.Const) and int(trips.value) <= 0:
             self.gone |= {n: ended("a loop without an iteration") for n in [name] if n not in self.env}
             return
         self.with_carried(s.body, lambda: self.loop(s, name, first, last, step, trips))
@@ -221,51 +196,53 @@ class Blocks(SourceReader):
         for bound in (start, stop):
             if bound.own or not bound.dtype.is_integer:
                 raise Refusal(f"{bound} as a bound", "a whole number")
-        first, last = (cast(bound.expr, index) for bound in (start, stop))
+        first, last = (cast(bound.expr, ir.index) for bound in (start, stop))
         where = joined(start.mask, stop.mask, self.within.within, ends(self.items_shape))
-        trips = self.b.let("trips", self.b.where(where, _trips(first, last, step), ZERO))
-        most: Expr = cast(trips, i32)
+        trips = self.b.let("trips", self.b.where(where, _trips(first, last, step), ir.ZERO))
+        most: ir.Expr = cast(trips, ir.i32)
         for lane in self.b.scope[trips]:
-            most = Reduce("max", most, lane)
-        longest = cast(self.b.let("longest", most), index)
+            most = ir.Reduce("max", most, lane)
+        longest = cast(self.b.let("longest", most), ir.index)
         self.with_carried(s.body, lambda: self.loop(s, name, first, last, step, longest, trips))
 
     def loop(
         self,
         s: ast.For,
         name: str,
-        first: Expr,
-        last: Expr,
+        first: ir.Expr,
+        last: ir.Expr,
         step: int,
-        trips: Expr,
-        each: Expr | None = None,
+        trips: ir.Expr,
+        each: ir.Expr | None = None,
     ) -> None:
         """``each``: the iterations of each item, where these differ."""
-        plain = step == 1 and isinstance(first, Const) and first.value >= 0 and isinstance(trips, Const)
-        var = Var(self.b.fresh(name if plain else f"{name}_step"))
+        plain = (
+            step == 1 and isinstance(first, ir.Const) and first.value >= 0 and isinstance(trips, ir.Const)
+        )
+        var = ir.Var(self.b.fresh(name if plain else f"{name}_step"))
         known = range_of(trips, self.b.facts)
         most = FARTHEST if known.hi is None else max(0, int(known.hi))
-        begin = first if plain else ZERO
-        low = int(begin.value) if isinstance(begin, Const) else 0
+        begin = first if plain else ir.ZERO
+        low = int(begin.value) if isinstance(begin, ir.Const) else 0
         with self.inner(f"the loop over {name}") as inner:
             self.b.facts = self.b.facts.with_range(var, low, max(low, low + most - 1))
-            if not isinstance(trips, Const):
+            if not isinstance(trips, ir.Const):
                 self.assume(var < trips)
             self.counters.append(var)
             here = {
-                n: at_iteration(c, eq(var, begin))
+                n: at_iteration(c, ir.eq(var, begin))
                 for n, c in self.carried.items()
                 if c.depth == self.depth
             }
             for n, mask in here.items():
                 self.env[n] = self.carried[n].now(mask)
-            counter: Expr = var if plain else first + (var if step == 1 else var * step)
-            if not isinstance(trips, Const) and abs(step) != 1 and self.b.is_of_sizes(Tile((), last)):
+            counter: ir.Expr = var if plain else first + (var if step == 1 else var * step)
+            if not isinstance(trips, ir.Const) and abs(step) != 1 and self.b.is_of_sizes(Tile((), last)):
                 self.b.facts = self.b.facts.assume(counter < last if step > 0 else counter > last)
-            if step > 0 and isinstance(last, Min):  # below the least of two is below both
+            if step > 0 and isinstance(last, ir.Min):  # below the least of two is below both
                 self.assume(counter < last.a)
                 self.assume(counter < last.b)
-            found = lanes_of(counter, self.b.scope)
+            found = ir.lanes_of(counter, self.b.scope)
             lanes = zip(self.items_shape, lanes_along(self.items_shape), strict=True)
             shape = tuple(n if lane in found else 1 for n, lane in lanes) if found else ()
             self.env[name] = Tile(shape, counter, items=len(shape))
@@ -276,15 +253,15 @@ class Blocks(SourceReader):
             self.counters.pop()
         self.env.pop(name, None)
         self.gone[name] = ended(f"the loop over {name}")
-        until = None if isinstance(trips, Const) else trips
-        self.b.add(For(var, low + most, seq(*inner), start=begin, until=until))
-        never = None if known.lo is not None and known.lo > 0 else trips < ONE
+        until = None if isinstance(trips, ir.Const) else trips
+        self.b.add(ir.For(var, low + most, ir.seq(*inner), start=begin, until=until))
+        never = None if known.lo is not None and known.lo > 0 else trips < ir.ONE
         for n, held in self.carried.items():
             if held.depth == self.depth + 1:
                 mask = self.b.proved(afterwards(held, never))
                 self.env[n] = held.now(mask)
 
-    def assume(self, fact: Expr) -> None:
+    def assume(self, fact: ir.Expr) -> None:
         """A fact of positions inside of a loop, whose bounds are those at its begin: none of a name that
         may change before the loop ends."""
         if not self.b.changes(fact):
@@ -304,7 +281,7 @@ class Blocks(SourceReader):
         if test.mask:
             raise Refusal("a condition that may be inactive", "active numbers", "np.where(c, x, y)")
         condition = simplify(test.expr, self.b.facts)
-        if isinstance(condition, Const):
+        if isinstance(condition, ir.Const):
             self.run(s.body if condition.value else s.orelse)
             return
         self.with_carried([*s.body, *s.orelse], lambda: self.branches(s, condition), True)
@@ -312,28 +289,28 @@ class Blocks(SourceReader):
     def masked_branches(self, s: ast.If, test: Tile) -> None:
         """A branch of each work-item: its statements are executed under a mask, if it is ever taken."""
         expr = self.b.let("condition", test.expr) if self.b.changes(test.expr) else test.expr
-        for body, holds in ((s.body, expr), (s.orelse, Not(expr))):
+        for body, holds in ((s.body, expr), (s.orelse, ir.Not(expr))):
             decided = simplify(holds, self.b.facts)
-            if decided is FALSE:
+            if decided is ir.FALSE:
                 continue
-            holds = TRUE if decided is TRUE else holds
-            parts = [*test.mask, *conjuncts(holds)]
+            holds = ir.TRUE if decided is ir.TRUE else holds
+            parts = [*test.mask, *ir.conjuncts(holds)]
             with self.within.holding([p for p in parts if p not in self.within.within]):
                 self.run(body)
 
-    def branches(self, s: ast.If, condition: Expr) -> None:
-        made: list[Stmt | None] = []
-        for body, holds in ((s.body, condition), (s.orelse, Not(condition))):
+    def branches(self, s: ast.If, condition: ir.Expr) -> None:
+        made: list[ir.Stmt | None] = []
+        for body, holds in ((s.body, condition), (s.orelse, ir.Not(condition))):
             with self.inner("a branch") as inner:
                 if condition.dtype.kind == "bool" and all(
-                    v.dtype.kind == "index" for v in free_vars(condition)
+                    v.dtype.kind == "index" for v in ir.free_vars(condition)
                 ):
                     self.b.facts = self.b.facts.assume(holds)
                 self.run(body)
-            made.append(seq(*inner) if body else None)
+            made.append(ir.seq(*inner) if body else None)
         then, other = made
         assert then is not None
-        self.b.add(If(condition, then, other))
+        self.b.add(ir.If(condition, then, other))
 
 
 def ended(block: str) -> str:
@@ -341,14 +318,14 @@ def ended(block: str) -> str:
     return f"which is bound inside of {block} alone"
 
 
-def _trips(first: Expr, last: Expr, step: int) -> Expr:
+def _trips(first: ir.Expr, last: ir.Expr, step: int) -> ir.Expr:
     distance = last - first if step > 0 else first - last
     size = abs(step)
     return distance if size == 1 else (distance + (size - 1)) // size
 
 
 class Again(Exception):
-    """A block has to be read again, with another plan for a name."""
+    """The signal that a block has to be read again, with another plan for a name."""
 
     def __init__(self, name: str, plan: CarryPlan) -> None:
         super().__init__(name)
@@ -375,7 +352,7 @@ def plan_of(value: Any) -> CarryPlan | None:
         return CarryPlan(WEAK[type(value)], (), True)
     if isinstance(value, Tile):
         weak = value.dtype.kind == "index"
-        return CarryPlan(i32 if weak else value.dtype, value.shape, weak, items=value.items)
+        return CarryPlan(ir.i32 if weak else value.dtype, value.shape, weak, items=value.items)
     return None
 
 
@@ -385,33 +362,35 @@ def begun(
     """A name that changes from here on, and its value now."""
     tile = tile_of(value)
     var = b.alloc(name, plan.dtype, plan.shape, cast(tile.expr, plan.dtype))
-    on = b.alloc(f"{name}_active", boolean, plan.shape, whole(tile.mask)) if plan.kept else None
+    on = b.alloc(f"{name}_active", ir.boolean, plan.shape, whole(tile.mask)) if plan.kept else None
     now = Tile(plan.shape, var, tile.mask if on is None else (on,), items=plan.items)
     return CarriedName(plan, var, tile.mask, on, depth, branch), now
 
 
-def at_iteration(held: CarriedName, first: Expr) -> Mask:
+def at_iteration(held: CarriedName, first: ir.Expr) -> Mask:
     """The mask at the beginning of an iteration; ``first``: whether it is the first one."""
     if held.on is not None:
         return (held.on,)
-    return joined(held.first, *([Or(first, part)] for part in held.plan.grows))
+    return joined(held.first, *([ir.Or(first, part)] for part in held.plan.grows))
 
 
-def afterwards(held: CarriedName, never: Expr | None) -> Mask:
+def afterwards(held: CarriedName, never: ir.Expr | None) -> Mask:
     """The mask after a loop; ``never``: whether it had no iteration, None if it had one."""
     if held.on is not None:
         return (held.on,)
-    return joined(held.first, *([part if never is None else Or(never, part)] for part in held.plan.grows))
+    return joined(
+        held.first, *([part if never is None else ir.Or(never, part)] for part in held.plan.grows)
+    )
 
 
 def fitted(name: str, held: CarriedName, value: Any) -> Tile:
     """A value as one of a carried name. Raises Again where a weak beginning takes its type or shape, and
     refuses others."""
     plan, tile = held.plan, tile_of(value)
-    dtype = i32 if tile.dtype.kind == "index" else tile.dtype
+    dtype = ir.i32 if tile.dtype.kind == "index" else tile.dtype
     if plan.weak:
         fits = plan.dtype is dtype or (is_number(value) and plan.dtype.kind == dtype.kind)
-        wanted = dtype if fits else promote(plan.dtype, dtype)
+        wanted = dtype if fits else ir.promote(plan.dtype, dtype)
         shape = broadcast(plan.shape, tile.shape)
         if (wanted, shape) != (plan.dtype, plan.shape):
             raise Again(name, replace(plan, dtype=wanted, shape=shape, items=max(plan.items, tile.items)))
@@ -426,7 +405,7 @@ def fitted(name: str, held: CarriedName, value: Any) -> Tile:
         not plan.weak
         and not weak
         and tile.dtype.kind != "index"
-        and promote(plan.dtype, dtype) is not (plan.dtype)
+        and ir.promote(plan.dtype, dtype) is not (plan.dtype)
     ):
         raise Refusal(
             f"{name} of type {named(tile.dtype)} in a loop or branch, and {named(plan.dtype)} before it",
@@ -436,7 +415,9 @@ def fitted(name: str, held: CarriedName, value: Any) -> Tile:
     return Tile(plan.shape, cast(tile.expr, plan.dtype), tile.mask, items=plan.items)
 
 
-def masked(name: str, held: CarriedName, new: Mask, now: Mask, depth: int, inner: Iterable[Var]) -> Mask:
+def masked(
+    name: str, held: CarriedName, new: Mask, now: Mask, depth: int, inner: Iterable[ir.Var]
+) -> Mask:
     """The mask of a carried name after an assignment; ``now``: before it. ``inner``: the names that differ
     between iterations. Raises Again where the mask has to be carried in another way."""
     if held.on is not None:
@@ -444,10 +425,12 @@ def masked(name: str, held: CarriedName, new: Mask, now: Mask, depth: int, inner
     whole = joined(held.first, held.plan.grows)
     if {*new} == {*now} or (depth == held.depth and {*new} == {*whole}):
         return new
-    more = tuple(m for m in new if m not in held.first and not isinstance(m, Or))
+    more = tuple(m for m in new if m not in held.first and not isinstance(m, ir.Or))
     changing = {*inner}
     steady = (
-        depth == held.depth and {*held.first} <= {*new} and not any(free_vars(m) & changing for m in more)
+        depth == held.depth
+        and {*held.first} <= {*new}
+        and not any(ir.free_vars(m) & changing for m in more)
     )
     # What one branch adds does not hold in the other.
     grows = steady and not held.branch and not held.plan.grows and more

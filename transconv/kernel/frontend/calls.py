@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import math
 import operator
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from transconv.ir import DType, as_expr
+from transconv.kernel import functions
 from transconv.kernel.device_functions import DeviceFunction, atomic_ref, family_of
 from transconv.kernel.frontend.reader import (
     ForItems,
@@ -19,15 +21,6 @@ from transconv.kernel.frontend.reader import (
     is_static,
     sizes_of,
     view_of,
-)
-from transconv.kernel.functions import (
-    FUNCTIONS,
-    REDUCTIONS,
-    TileReduction,
-    cast,
-    function_of,
-    held_number,
-    reduction_of,
 )
 from transconv.kernel.source import Refusal, dtype_of
 from transconv.kernel.tiles import arrays, tile_elements
@@ -47,34 +40,13 @@ from transconv.kernel.tiles.values import (
     tile_of,
 )
 
-STATIC = (
-    len,
-    tuple,
-    list,
-    zip,
-    enumerate,
-    reversed,
-    sorted,
-    divmod,
-    isinstance,
-    int,
-    float,
-    bool,
-    round,
-    slice,
-    hasattr,
-    getattr,
-    str,
-    range,
-    min,
-    max,
-    abs,
-    sum,
-    any,
-    all,
+STATIC = tuple(
+    getattr(builtins, name)
+    for name in (
+        "len tuple list zip enumerate reversed sorted divmod isinstance int float "
+        "bool round slice hasattr getattr str range min max abs sum any all"
+    ).split()
 )
-
-
 SEQUENCES = (zip, enumerate, tuple, list, reversed, len)  # which look at no value
 BUILTIN = (sum, max, min, any, all)  # which go through what they get element by element
 
@@ -100,13 +72,13 @@ def called(at: SourceReader, callee: Any, args: list[Any], words: dict[str, Any]
     if any(callee is f for f in STATIC) or _is_plain(callee):
         if known:
             return _python(callee, args, words)
-        if not any(callee is f for f in (min, max, int, float)) and function_of(callee) is None:
+        if not any(callee is f for f in (min, max, int, float)) and functions.function_of(callee) is None:
             at.b.known(values)
-    if (row := function_of(callee)) is not None:
+    if (row := functions.function_of(callee)) is not None:
         return _function(at, row.name, args, words)
     if any(callee is f for f in (min, max)) and len(args) > 1 and not words:
         return _extremum(at, "minimum" if callee is min else "maximum", args)
-    if (reduction := reduction_of(callee)) is not None and args:
+    if (reduction := functions.reduction_of(callee)) is not None and args:
         if callee is not reduction.numpy and callee in BUILTIN and len(tile_of(args[0]).own) != 1:
             raise Refusal(
                 f"Python's {callee.__name__} of {args[0]}, which goes along the first dimension",
@@ -166,7 +138,7 @@ def _function(at: SourceReader, name: str, args: list[Any], words: dict[str, Any
     if name == "power" and len(args) == 2:
         made = power(at.b, *args)
     else:
-        made = apply(at.b, FUNCTIONS[name], args)
+        made = apply(at.b, functions.FUNCTIONS[name], args)
     return made if out is None else at.write_out(out, made)
 
 
@@ -201,12 +173,12 @@ def _reshape(at: SourceReader, x: Tile, *shape: Any) -> Tile:
     return tile_elements.reshaped(at.b, x, tuple(at.b.known(given)))
 
 
-def _reduction(row: TileReduction) -> Callable[..., Tile]:
+def _reduction(row: functions.TileReduction) -> Callable[..., Tile]:
     return lambda at, x, *args, **words: reduced(at.b, row, x, *args, **words)
 
 
 TILE_METHODS: dict[str, Callable[..., Any]] = {
-    **{name: _reduction(row) for name, row in REDUCTIONS.items()},
+    **{name: _reduction(row) for name, row in functions.REDUCTIONS.items()},
     "astype": lambda at, x, dtype: as_type(x, dtype_of(dtype)),
     "filled": lambda at, x, fill_value: tile_elements.without_mask(at.b, x, fill_value),
     "vec": _vec,
@@ -243,8 +215,8 @@ def _like(value: Any) -> Callable[..., Tile]:
     def made(at: SourceReader, x: Any, dtype: Any = None) -> Tile:
         x = tile_of(x)
         kind = x.dtype if dtype is None else dtype_of(dtype)
-        held_number(value, kind)
-        return Tile(x.shape, cast(tile_of(value).expr, kind))
+        functions.held_number(value, kind)
+        return Tile(x.shape, functions.cast(tile_of(value).expr, kind))
 
     return made
 

@@ -1,4 +1,4 @@
-"""What ``group.`` and items offer in a kernel, as the simulator does: loads, stores, memory, ids."""
+"""Methods of groups and items in a kernel, as the simulator has them: loads, stores, memory, ids."""
 
 from __future__ import annotations
 
@@ -11,19 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from transconv.ir import (
-    FALSE,
-    Evaluator,
-    Expr,
-    Load,
-    Memory,
-    as_expr,
-    f32,
-    find,
-    free_vars,
-    lanes_of,
-    substitute,
-)
+from transconv import ir
 from transconv.kernel.device_functions import Scope
 from transconv.kernel.frontend.reader import ForItems, GroupScope, Item, SourceReader, sizes_of, view_of
 from transconv.kernel.launch.arguments import Needed
@@ -49,7 +37,7 @@ def _id(at: SourceReader, group: GroupScope) -> Any:
 
 
 def _offset(at: SourceReader, group: GroupScope) -> Any:
-    return tuple(Tile((), i.expr * as_expr(n)) for i, n in zip(group.ids, group.shape, strict=True))
+    return tuple(Tile((), i.expr * ir.as_expr(n)) for i, n in zip(group.ids, group.shape, strict=True))
 
 
 def _load(
@@ -131,11 +119,13 @@ def spread_out(
         )
     if value is not None and fill_value is not None:
         raise Refusal("a fill_value", "shape and dtype")
-    return shape, f32 if dtype is None else dtype, fill_value if value is None else value
+    return shape, ir.f32 if dtype is None else dtype, fill_value if value is None else value
 
 
 def _empty(at: SourceReader, group: GroupScope, *sizes: Any, shape: Any = None, dtype: Any = None) -> Tile:
-    return replace(_full(False, 0)(at, group, *at.b.known(sizes), shape=shape, dtype=dtype), mask=(FALSE,))
+    return replace(
+        _full(False, 0)(at, group, *at.b.known(sizes), shape=shape, dtype=dtype), mask=(ir.FALSE,)
+    )
 
 
 METHODS: dict[str, Callable[..., Any]] = {
@@ -174,7 +164,7 @@ def _local(item: Item) -> tuple[Tile, ...]:
     found = []
     for at, (lane, size) in enumerate(zip(lanes_along(item.shape), item.shape, strict=True)):
         shape = tuple(size if i == at else 1 for i in range(rank))
-        found.append(Tile(shape, as_expr(0) if lane is None else lane, items=rank))
+        found.append(Tile(shape, ir.as_expr(0) if lane is None else lane, items=rank))
     return tuple(found)
 
 
@@ -209,13 +199,13 @@ def places(at: SourceReader, view: ArrayView, mapping: Any, shape: Shape) -> lis
     if at.items:
         raise WrongScope(f"a mapping inside of {at.here.scope.value}", "the scope of the group")
     lanes = lanes_along(shape)
-    indices: list[Expr] = [as_expr(0) if lane is None else lane for lane in lanes]
+    indices: list[ir.Expr] = [ir.as_expr(0) if lane is None else lane for lane in lanes]
     made = mapped_places(
         mapping, lambda m: [Tile(shape, e) for e in indices] if m.of_tiles else indices, view.ndim
     )
     found = []
-    for e in (as_expr(m) for m in made):
-        there = lanes_of(e, at.b.scope)
+    for e in (ir.as_expr(m) for m in made):
+        there = ir.lanes_of(e, at.b.scope)
         found.append(Tile(tuple(n if x in there else 1 for n, x in zip(shape, lanes, strict=True)), e))
     return found
 
@@ -252,21 +242,21 @@ def store_mapped(at: SourceReader, view: ArrayView, value: Any, mapping: Any) ->
     at.accessed(view, writes=True)
 
 
-def _collisions(at: SourceReader, view: ArrayView, exprs: list[Expr], shape: Shape) -> Iterator[str]:
+def _collisions(at: SourceReader, view: ArrayView, exprs: list[ir.Expr], shape: Shape) -> Iterator[str]:
     """Elements that are in one place. Numbers that are known at run time only are tried at the ends of
     their ranges."""
-    while spelled := {v: at.b.values[v] for e in exprs for v in free_vars(e) if v in at.b.values}:
-        exprs = [substitute(e, spelled) for e in exprs]
-    if any(find(e, Load) for e in exprs):
+    while spelled := {v: at.b.values[v] for e in exprs for v in ir.free_vars(e) if v in at.b.values}:
+        exprs = [ir.substitute(e, spelled) for e in exprs]
+    if any(ir.find(e, ir.Load) for e in exprs):
         raise Refusal(
             "a store by a mapping that depends on values of an array",
             "indices, sizes and ids",
             "X[rows, cols]",
         )
     arguments = {*(at.b.sizes.names if at.b.sizes else ())}
-    if needed := arguments & {v.name for e in exprs for v in free_vars(e)}:
+    if needed := arguments & {v.name for e in exprs for v in ir.free_vars(e)}:
         raise Needed(needed)
-    names = sorted({v for e in exprs for v in free_vars(e)}, key=lambda v: v.name)
+    names = sorted({v for e in exprs for v in ir.free_vars(e)}, key=lambda v: v.name)
     ends = []
     for v in names:
         known = range_of(v, at.b.facts)
@@ -277,7 +267,7 @@ def _collisions(at: SourceReader, view: ArrayView, exprs: list[Expr], shape: Sha
     lanes = lanes_along(shape)
     axes = {lane: i for i, lane in enumerate(lanes) if lane is not None}
     for values in product(*ends):
-        held = Evaluator(Memory({}), axes, len(shape))
+        held = ir.Evaluator(ir.Memory({}), axes, len(shape))
         held.env = {v: np.full((1,) * len(shape), n, np.int64) for v, n in zip(names, values, strict=True)}
         part = tuple(slice(0, n) for n in shape)
         caps = tuple(1 if lane is None else lane.extent for lane in lanes)

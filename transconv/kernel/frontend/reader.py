@@ -1,5 +1,4 @@
-"""What reads a kernel's source is made of mixins; here is what they share: names, scopes, accesses to
-arrays.
+"""The reader of a kernel's source, as far as its mixins share it: names, scopes, accesses to arrays.
 
     @group.workitems
     def inner(item):
@@ -58,7 +57,7 @@ class GroupScope:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Item:
-    """What the function of the items gets: where they are. ``shape``: how many there are along each
+    """The items, as their function gets them: where they are. ``shape``: how many there are along each
     dimension; ``size``: the work-items of a sub-group."""
 
     group: GroupScope

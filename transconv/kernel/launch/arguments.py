@@ -1,6 +1,6 @@
 """The arguments of a call: arrays as torch tensors, numbers, and what a kernel is compiled for.
 
-Whole numbers are sizes of arrays and of the work, and numbers of the call:
+Integers are sizes of arrays and of the work, and numbers of the call:
 
     X.shape = (200, 4096), work 200    X_d0 = 200, which is the work too; X_d1_by128 = 32
 
@@ -19,21 +19,7 @@ from itertools import count
 from types import ModuleType
 from typing import Any
 
-from transconv.ir import (
-    DTYPES,
-    LARGEST_SIZE,
-    Const,
-    DType,
-    Expr,
-    Layout,
-    Size,
-    Sizes,
-    Tensor,
-    Var,
-    as_expr,
-    f32,
-    text_of,
-)
+from transconv import ir
 from transconv.support import KernelError
 
 UNITS = (128, 64, 32, 16, 8)
@@ -42,7 +28,7 @@ UNITS = (128, 64, 32, 16, 8)
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A whole number of a call. ``said``: as users write it; ``name``: of the kernel's argument."""
+    """An integer of a call. ``said``: as users write it; ``name``: of the kernel's argument."""
 
     said: str
     name: str
@@ -50,7 +36,7 @@ class Number:
 
 
 class Needed(Exception):
-    """A kernel needs to know the values of arguments, by name, when it is compiled."""
+    """The signal that a kernel needs to know the values of arguments, by name, when it is compiled."""
 
     def __init__(self, names: Iterable[str]) -> None:
         super().__init__()
@@ -70,8 +56,8 @@ class Sizing:
     ``plain``: the places of numbers whose divisors do not matter."""
 
     numbers: tuple[Number, ...]
-    exprs: tuple[Expr, ...]
-    sizes: Sizes | None
+    exprs: tuple[ir.Expr, ...]
+    sizes: ir.Sizes | None
     sources: tuple[tuple[int, int], ...]
     first: tuple[int, ...]
     plain: frozenset[int]
@@ -80,10 +66,10 @@ class Sizing:
         """Whether other numbers have the same constants, are equal where these are, and have the same
         divisors where these matter."""
         for at, (value, e, first) in enumerate(zip(given, self.exprs, self.first, strict=True)):
-            if value != (self.numbers[at].value if isinstance(e, Const) else given[first]):
+            if value != (self.numbers[at].value if isinstance(e, ir.Const) else given[first]):
                 return False
         return all(
-            1 < given[at] <= LARGEST_SIZE and (at in self.plain or unit_of(given[at]) == unit)
+            1 < given[at] <= ir.LARGEST_SIZE and (at in self.plain or unit_of(given[at]) == unit)
             for at, unit in self.sources
         )
 
@@ -99,7 +85,7 @@ class Sizing:
 
     def is_argument(self, at: int) -> bool:
         """Whether a number is an argument of the kernel, not a constant."""
-        return not isinstance(self.exprs[at], Const)
+        return not isinstance(self.exprs[at], ir.Const)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -118,7 +104,7 @@ class Sizing:
         for at, _ in self.sources:
             same = [n.said for n, first in zip(self.numbers, self.first, strict=True) if first == at]
             if same != [str(self.exprs[at])]:
-                found.append(f"{' = '.join(same)} = {text_of(self.exprs[at])}")
+                found.append(f"{' = '.join(same)} = {ir.text_of(self.exprs[at])}")
         return tuple(found)
 
 
@@ -128,26 +114,26 @@ def sizing(numbers: Sequence[Number], fixed: Iterable[int] = (), plain: Iterable
     constant, whole = {*fixed}, {*plain}
     alike: dict[int, list[int]] = {}
     for at, number in enumerate(numbers):
-        if at not in constant and 1 < number.value <= LARGEST_SIZE:
+        if at not in constant and 1 < number.value <= ir.LARGEST_SIZE:
             alike.setdefault(number.value, []).append(at)
-    exprs: list[Expr] = [as_expr(n.value) for n in numbers]
+    exprs: list[ir.Expr] = [ir.as_expr(n.value) for n in numbers]
     first = [*range(len(numbers))]
-    each: list[Size] = []
+    each: list[ir.Size] = []
     sources: list[tuple[int, int]] = []
     for value, places in alike.items():
         root = places[0]
         unit = 1 if whole.issuperset(places) else unit_of(value)
         name = numbers[root].name if unit == 1 else f"{numbers[root].name}_by{unit}"
-        each.append(Size(name, value // unit, 2 if unit == 1 else 1, LARGEST_SIZE // unit))
+        each.append(ir.Size(name, value // unit, 2 if unit == 1 else 1, ir.LARGEST_SIZE // unit))
         sources.append((root, unit))
         for at in places:
-            exprs[at] = Var(name) if unit == 1 else Var(name) * unit
+            exprs[at] = ir.Var(name) if unit == 1 else ir.Var(name) * unit
             first[at] = root
     unchecked = frozenset(places[0] for places in alike.values() if whole.issuperset(places))
     return Sizing(
         tuple(numbers),
         tuple(exprs),
-        Sizes(tuple(each)) if each else None,
+        ir.Sizes(tuple(each)) if each else None,
         tuple(sources),
         tuple(first),
         unchecked,
@@ -159,7 +145,7 @@ class ArrayLayout:
     """An array of a call without its sizes. ``order``: its dimensions from the outermost on if it is
     dense; ``strides``: of others; ``overlaps``: whether elements share memory."""
 
-    dtype: DType
+    dtype: ir.DType
     rank: int
     order: tuple[int, ...]
     strides: tuple[int, ...] = ()
@@ -168,9 +154,10 @@ class ArrayLayout:
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """``kinds``: a Lying, a type or a boolean for each parameter; ``numbers``: sizes of arrays in order
-    and whole numbers; ``tensors``: torch's tensors, by name; ``alike``: names of arrays that share memory,
-    each with the first of them; ``device``: of the arrays."""
+    """The arguments of a call. ``kinds``: an ArrayLayout, a type or a boolean for each parameter;
+    ``numbers``: sizes of arrays in order and integers; ``tensors``: torch's tensors, by name;
+    ``alike``: names of arrays that share memory, each with the first of them; ``device``: of the
+    arrays."""
 
     kinds: dict[str, Any]
     numbers: tuple[Number, ...]
@@ -207,10 +194,10 @@ class Arguments:
                     tuple(sizing.exprs[i] for i in at),
                 )
             elif kind is float:
-                found[name] = Tensor(name, (), (), Layout.dense(f32, ()), number=True)
+                found[name] = ir.Tensor(name, (), (), ir.Layout.dense(ir.f32, ()), number=True)
             elif kind is int:
                 e = sizing.exprs[next(places)]
-                found[name] = e.value if isinstance(e, Const) else e
+                found[name] = e.value if isinstance(e, ir.Const) else e
             else:
                 found[name] = kind
         return found
@@ -311,31 +298,33 @@ def lying(name: str, tensor: Any) -> ArrayLayout:
         )
     if tensor.is_contiguous():
         return ArrayLayout(dtype, len(shape), tuple(range(len(shape))))
-    layout = Layout.from_strides(dtype, shape, strides)
+    layout = ir.Layout.from_strides(dtype, shape, strides)
     order = tuple(b.dim for b in layout.blocks)
     if layout.is_packed:
         return ArrayLayout(dtype, len(shape), order)
     return ArrayLayout(dtype, len(shape), order, strides, layout.overlaps and all(shape))
 
 
-def _tensor(name: str, kind: ArrayLayout, shape: tuple[int, ...], sizes: tuple[Expr, ...]) -> Tensor:
+def _tensor(name: str, kind: ArrayLayout, shape: tuple[int, ...], sizes: tuple[ir.Expr, ...]) -> ir.Tensor:
     """An array of these sizes. ``sizes``: the same as expressions of arguments."""
     dims = tuple(f"d{i}" for i in range(len(shape)))
-    named = not all(isinstance(e, Const) for e in sizes)
+    named = not all(isinstance(e, ir.Const) for e in sizes)
     if not kind.strides:
-        layout = Layout.dense(kind.dtype, shape, kind.order)
-        return Tensor(name, dims, shape, layout, extents=sizes if named else ())
-    layout = Layout.from_strides(kind.dtype, shape, kind.strides)
+        layout = ir.Layout.dense(kind.dtype, shape, kind.order)
+        return ir.Tensor(name, dims, shape, layout, extents=sizes if named else ())
+    layout = ir.Layout.from_strides(kind.dtype, shape, kind.strides)
     if not named:
-        return Tensor(name, dims, shape, layout)
-    return Tensor(name, dims, shape, layout, extents=sizes, pitches=tuple(map(as_expr, kind.strides)))
+        return ir.Tensor(name, dims, shape, layout)
+    return ir.Tensor(
+        name, dims, shape, layout, extents=sizes, pitches=tuple(map(ir.as_expr, kind.strides))
+    )
 
 
-def type_of(name: str, torch: str) -> DType:
+def type_of(name: str, torch: str) -> ir.DType:
     """The type of the IR that torch calls so."""
-    found = next((t for t in DTYPES.values() if t.torch == torch and t.within is None), None)
+    found = next((t for t in ir.DTYPES.values() if t.torch == torch and t.within is None), None)
     if found is None:
-        known = " ".join(t.torch for t in DTYPES.values() if t.torch and t.within is None)
+        known = " ".join(t.torch for t in ir.DTYPES.values() if t.torch and t.within is None)
         raise KernelError(f"{name} has elements of type {torch}; expected one of {known}")
     return found
 

@@ -1,4 +1,4 @@
-"""What a kernel written in Python is before any launch: its source, what it declares, and what a call
+"""The declaration of a kernel in Python, before any launch: its source, what it declares, and what a call
 of it asks for. Results that a call leaves out are allocated, and returned:
 
     @kernel(work_shape=N, results="Y")

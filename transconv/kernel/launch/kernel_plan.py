@@ -28,7 +28,7 @@ from transconv.target import Target
 class LoweredKernel:
     """A kernel for given arguments. ``stages``: it after each pass; ``source``: its text; ``arguments``:
     the names of the kernel's parameters in the order of the launch; ``numbers``: those of them that are
-    floats of the call; ``sizing``: how its whole numbers became sizes that are
+    floats of the call; ``sizing``: how its integers became sizes that are
     arguments; ``fixed``: the places of those that the kernel needs to know; ``plain``: of those
     whose divisors do not matter."""
 

@@ -1,4 +1,4 @@
-"""From a Python function and what its arguments are to a kernel of the IR, its stages and its text.
+"""The lowering of a Python function to a kernel of the IR for given arguments, its stages and its text.
 
 Refused are kernels that read what they write, but for the same elements before it, as ``x = x + 1`` reads:
 threads of a group would need a barrier between, and groups run in no order.
@@ -11,36 +11,8 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
+from transconv import ir
 from transconv.backend_triton import emit, function_name
-from transconv.ir import (
-    LARGEST_SIZE,
-    ONE,
-    TRUE,
-    ZERO,
-    Alloc,
-    Call,
-    Const,
-    Div,
-    DType,
-    Expr,
-    For,
-    FuncCall,
-    Kernel,
-    Let,
-    Load,
-    Reduce,
-    Sizes,
-    Store,
-    Tensor,
-    Var,
-    f32,
-    find,
-    lanes_of,
-    maximum,
-    text_of,
-    value_at,
-    walk,
-)
 from transconv.kernel.annotations import NOTHING, Group, Meant
 from transconv.kernel.frontend.blocks import Blocks
 from transconv.kernel.frontend.expressions import ExpressionEvaluator
@@ -139,7 +111,7 @@ class WrittenKernel:
     """A kernel as the source has it, the names of its run-time numbers, its accesses in order, the sizes
     whose divisors matter to it."""
 
-    kernel: Kernel
+    kernel: ir.Kernel
     numbers: tuple[str, ...]
     accesses: tuple[ArrayAccess, ...]
     divided: frozenset[str]
@@ -160,18 +132,18 @@ def traced(
         n: t
         for last in (False, True)
         for n, t in arguments.items()
-        if isinstance(t, Tensor) and t.number is last
+        if isinstance(t, ir.Tensor) and t.number is last
     }
     b = Building((source.name, *tensors), numbers.sizes)
     for t in (t for t in tensors.values() if t.extents):
         b.divides(t.far)
-    program = Var(b.fresh("program"))
+    program = ir.Var(b.fresh("program"))
     work = numbers.exprs[len(numbers.exprs) - len(group.work) :]
     groups = tuple(simplify((n + (m - 1)) // m, b.facts) for n, m in zip(work, group.shape, strict=True))
     for n in (n for n, m in zip(work, group.shape, strict=True) if m > 1):
         b.divides(n)
-    programs = simplify(prod(groups, start=ONE), b.facts)
-    b.facts = b.facts.with_range(program, 0, None).assume(program < maximum(programs, 1))
+    programs = simplify(prod(groups, start=ir.ONE), b.facts)
+    b.facts = b.facts.with_range(program, 0, None).assume(program < ir.maximum(programs, 1))
     tracer = Tracer(b, source, chip, meant, meaning_of)
     first, *rest = source.parameters
     ids = _ids(b, program, groups)
@@ -183,56 +155,56 @@ def traced(
     floats: list[str] = []
     for name in rest:
         given = arguments[name]
-        if isinstance(given, Tensor) and given.number:
-            value = b.let(f"{name}_value", Load(given, ZERO, TRUE))
+        if isinstance(given, ir.Tensor) and given.number:
+            value = b.let(f"{name}_value", ir.Load(given, ir.ZERO, ir.TRUE))
             tracer.env[name] = Tile((), value)
             floats.append(name)
-        elif isinstance(given, Tensor):
+        elif isinstance(given, ir.Tensor):
             tracer.env[name] = whole(given)
         else:
-            tracer.env[name] = number_of(given) if isinstance(given, Expr) else given
+            tracer.env[name] = number_of(given) if isinstance(given, ir.Expr) else given
     tracer.run(source.tree.body)
     many, most = (
         (None, group.count)
-        if isinstance(programs, Const)
+        if isinstance(programs, ir.Const)
         else (programs, range_of(programs, facts_of(numbers.sizes)).hi)
     )
-    stop = LARGEST_SIZE if most is None else min(LARGEST_SIZE, max(1, int(most)))
-    body = For(program, stop, b.body(), "grid", until=many)
-    kernel = Kernel(
+    stop = ir.LARGEST_SIZE if most is None else min(ir.LARGEST_SIZE, max(1, int(most)))
+    body = ir.For(program, stop, b.body(), "grid", until=many)
+    kernel = ir.Kernel(
         function_name(source.name), tuple(tensors.values()), body, tuple(b.notes), _required(b, tensors)
     )
     return WrittenKernel(kernel, tuple(floats), tuple(tracer.accesses), frozenset(b.divided))
 
 
-def _required(b: Building, tensors: Mapping[str, Tensor]) -> Sizes | None:
+def _required(b: Building, tensors: Mapping[str, ir.Tensor]) -> ir.Sizes | None:
     """The sizes that are arguments with what the kernel requires of them: what branches depend on, and
     arrays that 32 bits count where those of the call are so."""
     if b.sizes is None:
         return None
-    counts = [simplify(prod(t.extents, start=ONE), b.facts) for t in tensors.values() if t.extents]
-    fits = [n <= LARGEST_SIZE for n in counts if value_at(n, b.sizes.like) <= LARGEST_SIZE]
-    more = [c for c in (simplify(c, b.facts) for c in fits) if not isinstance(c, Const)]
+    counts = [simplify(prod(t.extents, start=ir.ONE), b.facts) for t in tensors.values() if t.extents]
+    fits = [n <= ir.LARGEST_SIZE for n in counts if ir.value_at(n, b.sizes.like) <= ir.LARGEST_SIZE]
+    more = [c for c in (simplify(c, b.facts) for c in fits) if not isinstance(c, ir.Const)]
     return replace(b.sizes, where=(*b.decided, *dict.fromkeys(more)))
 
 
-def _ids(b: Building, program: Var, groups: tuple[Expr, ...]) -> tuple[Expr, ...]:
+def _ids(b: Building, program: ir.Var, groups: tuple[ir.Expr, ...]) -> tuple[ir.Expr, ...]:
     """The place of a program among the groups, the last dimension fastest."""
-    found: list[Expr] = []
+    found: list[ir.Expr] = []
     for at, count in enumerate(groups):
-        behind = simplify(prod(groups[at + 1 :], start=ONE), b.facts)
-        place: Expr = program // behind if behind is not ONE else program
+        behind = simplify(prod(groups[at + 1 :], start=ir.ONE), b.facts)
+        place: ir.Expr = program // behind if behind is not ir.ONE else program
         place = place if at == 0 else place % count
         place = simplify(place, b.facts)
-        if not isinstance(place, (Var, Const)):
+        if not isinstance(place, (ir.Var, ir.Const)):
             place = b.let(f"id_{at}", place)
-        if isinstance(place, Var):
-            b.facts = b.facts.with_range(place, 0, None).assume(place < maximum(count, 1))
+        if isinstance(place, ir.Var):
+            b.facts = b.facts.with_range(place, 0, None).assume(place < ir.maximum(count, 1))
         found.append(place)
     return tuple(found)
 
 
-def _check_limits(source: FunctionSource, kernel: Kernel, warps: int, target: Target) -> None:
+def _check_limits(source: FunctionSource, kernel: ir.Kernel, warps: int, target: Target) -> None:
     """Raise KernelError for more threads than a program may have, and for a tile that Triton refuses."""
     if warps * target.warp_size > MOST_THREADS:
         raise KernelError(
@@ -248,35 +220,39 @@ def _check_limits(source: FunctionSource, kernel: Kernel, warps: int, target: Ta
         )
 
 
-def _largest(kernel: Kernel, stored: bool = False) -> tuple[str, int, DType]:
+def _largest(kernel: ir.Kernel, stored: bool = False) -> tuple[str, int, ir.DType]:
     """The largest tile: its name, elements, and their type. ``stored``: also what is stored without a
     name, such as zeros."""
-    scope: dict[Var, tuple[Any, ...]] = {}
-    found: tuple[str, int, DType] = "", 1, f32
-    for at in walk(kernel):
-        if isinstance(at, (Alloc, Let)):
-            scope[at.var] = at.lanes if isinstance(at, Alloc) else lanes_of(at.value, scope)
+    scope: dict[ir.Var, tuple[Any, ...]] = {}
+    found: tuple[str, int, ir.DType] = "", 1, ir.f32
+    for at in ir.walk(kernel):
+        if isinstance(at, (ir.Alloc, ir.Let)):
+            scope[at.var] = at.lanes if isinstance(at, ir.Alloc) else ir.lanes_of(at.value, scope)
             elements = prod(x.extent for x in scope[at.var])
             found = max(found, (at.var.name, elements, at.var.type), key=_second)
-        elif isinstance(at, Reduce):  # of a tile without a name, such as a broadcast
-            elements = prod(x.extent for x in lanes_of(at.x, scope))
+        elif isinstance(at, ir.Reduce):  # of a tile without a name, such as a broadcast
+            elements = prod(x.extent for x in ir.lanes_of(at.x, scope))
             found = max(found, ("of a reduction", elements, at.dtype), key=_second)
-        elif stored and isinstance(at, Store):
-            elements = prod(x.extent for x in {*lanes_of(at.offset, scope), *lanes_of(at.value, scope)})
+        elif stored and isinstance(at, ir.Store):
+            elements = prod(
+                x.extent for x in {*ir.lanes_of(at.offset, scope), *ir.lanes_of(at.value, scope)}
+            )
             found = max(found, (f"stored to {at.tensor.name}", elements, at.value.dtype), key=_second)
     return found
 
 
-def _second(tile: tuple[str, int, DType]) -> int:
+def _second(tile: tuple[str, int, ir.DType]) -> int:
     return tile[1]
 
 
-def _warps(kernel: Kernel) -> int:
+def _warps(kernel: ir.Kernel) -> int:
     """The warps of a program, from its largest tile."""
     _, largest, _ = _largest(kernel)
-    products = [s for s in find(kernel, FuncCall) if s.func.multiplies]
+    products = [s for s in ir.find(kernel, ir.FuncCall) if s.func.multiplies]
     functions = [
-        e for e in find(kernel, Expr) if isinstance(e, Div) or (isinstance(e, Call) and e.name != "fma")
+        e
+        for e in ir.find(kernel, ir.Expr)
+        if isinstance(e, ir.Div) or (isinstance(e, ir.Call) and e.name != "fma")
     ]
     per = OF_PRODUCT if products else OF_FUNCTIONS if len(functions) >= MANY else PER_WARP
     least = 4 if products else 1
@@ -308,7 +284,7 @@ def explained(made: LoweredKernel, meant: Meant, why: str, chip: Target) -> str:
     lines += [why] if why else []
     lines += [f"size       {told}" for told in made.sizing.told]
     sizes = made.kernel.sizes
-    lines += [f"requires   {text_of(c)}" for c in (sizes.where if sizes else ())]
+    lines += [f"requires   {ir.text_of(c)}" for c in (sizes.where if sizes else ())]
     lines += [
         f"constant   {n.said} = {n.value}"
         for at, n in enumerate(made.sizing.numbers)

@@ -1,4 +1,4 @@
-"""What tuning may choose of a kernel's launch, and what it has found: records in the user's cache.
+"""Tuned choices of a kernel's launch: what is open, and what tuning has found, in the user's cache.
 
 Open is what neither the call nor the kernel says: tunable numbers, warps and stages without a hint. The
 shape of a group is never changed behind the kernel's back; it is open where the kernel declares tunable

@@ -105,7 +105,7 @@ Written = dict[str, Array]
 
 
 class OutOfTime(Exception):
-    """A group takes longer than it may."""
+    """The signal that a group takes longer than it may."""
 
 
 class GroupSamples:
@@ -309,7 +309,7 @@ LEAST, ENOUGH_S = 2, 0.005  # groups that are compared, and seconds after which 
 EXACT = 2.0**-10  # of the largest element beside it: another order of summation, functions of a chip
 ROUNDED = 2.0**-7  # the same where products of float32 round their operands
 UNITS = 8  # units in the last place of the coarsest type, which intermediate values may have
-FEW = 16  # one of so many whole numbers may differ where floats decide: the place of a largest element
+FEW = 16  # one of so many integers may differ where floats decide: the place of a largest element
 SPEAKING = {"print", "breakpoint", "input"}  # what a kernel does in the simulator alone
 log = logging.getLogger("transconv.trust")
 
@@ -385,7 +385,8 @@ class _Comparison:
 
     def __init__(self, samples: GroupSamples, arguments: Arguments, precision: str) -> None:
         self.samples, self.tensors = samples, arguments.tensors
-        coarse = [_eps(t) for t in arguments.tensors.values() if t.is_floating_point()]
+        floats = [t.dtype for t in arguments.tensors.values() if t.is_floating_point()]
+        coarse = [float(torch_module().finfo(dtype).eps) for dtype in floats]
         self.floats = bool(coarse or arguments.floats)
         self.share = max(EXACT if precision == "ieee" else ROUNDED, UNITS * max(coarse, default=0.0))
 
@@ -442,10 +443,6 @@ def _sampled(groups: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
     count = prod(groups)
     for number in dict.fromkeys((count - 1, 0, count // 2, count * 5 // 7)):
         yield tuple(int(n) for n in np.unravel_index(number, groups))
-
-
-def _eps(tensor: Any) -> float:
-    return float(torch_module().finfo(tensor.dtype).eps)
 
 
 def _element(tensor: Any, name: str, place: int) -> str:

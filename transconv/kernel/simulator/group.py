@@ -1,4 +1,4 @@
-"""What ``group.`` offers in the simulator, and the sub-groups and work-items of a group.
+"""Groups in the simulator: what ``group.`` offers, and the sub-groups and work-items of a group.
 
 Items run in lockstep: each to its end, or to a barrier, before the next one does. The first item runs
 in the calling thread. Only if it reaches a barrier the others get threads of their own, of which one

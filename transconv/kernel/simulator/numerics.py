@@ -1,4 +1,4 @@
-"""What the simulator computes on pairs of NumPy arrays, data and where it is active, by the rows that the
+"""Numerics of the simulator on pairs of NumPy arrays, data and where it is active, by the rows that the
 compiled way uses: types, rounding, masks. Sums run in the order of the elements."""
 
 from __future__ import annotations
@@ -10,20 +10,7 @@ from typing import Any
 import numpy as np
 
 from transconv.ir import REDUCERS, DType, boolean, convert, f32, index, multiply_add
-from transconv.kernel.functions import (
-    FUNCTIONS,
-    REDUCTIONS,
-    TileFunction,
-    TileReduction,
-    beyond,
-    common,
-    held_number,
-    operand_type,
-    product_type,
-    reduced_axes,
-    result_type,
-    types_of,
-)
+from transconv.kernel import functions
 from transconv.kernel.source import Refusal, named
 
 Array = np.ndarray[Any, Any]
@@ -54,10 +41,10 @@ class Products:
     @property
     def value(self) -> MaskedValues:
         """The products, rounded."""
-        return applied(FUNCTIONS["multiply"], [self.x, self.y])
+        return applied(functions.FUNCTIONS["multiply"], [self.x, self.y])
 
 
-def applied(row: TileFunction, parts: Sequence[MaskedValues]) -> MaskedValues:
+def applied(row: functions.TileFunction, parts: Sequence[MaskedValues]) -> MaskedValues:
     """A row applied: active where all operands are."""
     if len(parts) != row.arity:
         raise Refusal(f"{row.name} of {len(parts)} values", f"{row.arity}")
@@ -79,8 +66,8 @@ def applied(row: TileFunction, parts: Sequence[MaskedValues]) -> MaskedValues:
         work = gives = _shared(parts)
     else:
         shared, active = _shared(parts), []
-        work, gives = operand_type(row, shared), result_type(row, shared)
-        if beyond(row, work, [_numbers(p) for p in parts]):
+        work, gives = functions.operand_type(row, shared), functions.result_type(row, shared)
+        if functions.beyond(row, work, [_numbers(p) for p in parts]):
             work = index
     with np.errstate(all="ignore"):
         data = row.numpy(*first, *(convert(p.data, work) for p in parts))
@@ -100,26 +87,28 @@ def _numbers(x: MaskedValues) -> tuple[int, int] | None:
 
 def _shared(parts: Sequence[MaskedValues]) -> DType:
     strong = [p.dtype for p in parts if p.weak is None]
-    return common(strong or [p.dtype for p in parts], [p.weak for p in parts if p.weak is not None])
+    return functions.common(
+        strong or [p.dtype for p in parts], [p.weak for p in parts if p.weak is not None]
+    )
 
 
 def power(base: MaskedValues, exponent: MaskedValues) -> tuple[MaskedValues, Products | None]:
     """``base ** exponent``, and the factors if it is a product: small whole exponents are products, and
     0.5 is a root."""
     if exponent.weak is None or base.dtype is boolean:
-        return applied(FUNCTIONS["power"], [base, exponent]), None
+        return applied(functions.FUNCTIONS["power"], [base, exponent]), None
     number = exponent.data.item()
     if number == 0.5:
-        return applied(FUNCTIONS["sqrt"], [base]), None
+        return applied(functions.FUNCTIONS["sqrt"], [base]), None
     if base.dtype.kind == "int" and exponent.weak is int and number >= 0:
-        held_number(number, base.dtype)
+        functions.held_number(number, base.dtype)
         with np.errstate(all="ignore"):
             return replace(base, data=np.power(base.data, base.data.dtype.type(number)), weak=None), None
     if number != int(number) or abs(number) > REPEATED or (base.dtype.is_integer and number < 0):
-        return applied(FUNCTIONS["power"], [base, exponent]), None
+        return applied(functions.FUNCTIONS["power"], [base, exponent]), None
     floats = base.dtype.kind == "float"
-    gives = common([base.dtype], []) if floats else base.dtype
-    made = one = converted(base, operand_type(FUNCTIONS["square"], gives))
+    gives = functions.common([base.dtype], []) if floats else base.dtype
+    made = one = converted(base, functions.operand_type(functions.FUNCTIONS["square"], gives))
     factors = None
     for _ in range(abs(int(number)) - 1):
         factors = Products(made, one)
@@ -127,7 +116,7 @@ def power(base: MaskedValues, exponent: MaskedValues) -> tuple[MaskedValues, Pro
     if number == 0:
         made = MaskedValues(np.ones_like(made.data), made.active, made.dtype)
     elif number < 0:
-        made = applied(FUNCTIONS["reciprocal"], [made])
+        made = applied(functions.FUNCTIONS["reciprocal"], [made])
     made = converted(made, gives)
     factors = factors if number > 1 and gives is f32 else None
     return MaskedValues(made.data, made.active, made.dtype, vector=base.vector), factors
@@ -145,7 +134,7 @@ def stacked(parts: Sequence[MaskedValues], axis: int = 0) -> MaskedValues:
         raise Refusal(
             f"np.stack of the shapes {' '.join(str(p.data.shape) for p in parts)}", "equal shapes"
         )
-    held = [converted(p, common([q.dtype for q in parts], [])) for p in parts]
+    held = [converted(p, functions.common([q.dtype for q in parts], [])) for p in parts]
     return MaskedValues(
         np.stack([p.data for p in held], axis),
         np.stack([p.active for p in held], axis),
@@ -158,7 +147,7 @@ def stacked(parts: Sequence[MaskedValues], axis: int = 0) -> MaskedValues:
 
 
 def reduced(
-    row: TileReduction,
+    row: functions.TileReduction,
     x: MaskedValues,
     axis: Any = None,
     keepdims: bool = False,
@@ -166,17 +155,20 @@ def reduced(
 ) -> MaskedValues:
     """A reduction over the active elements: active where there is one, as in numpy.ma. ``factors``: of
     values that are products, which a sum does not round."""
-    axes = reduced_axes(axis, x.data.ndim, f"a tile of {x.data.ndim} dimensions")
+    axes = functions.reduced_axes(axis, x.data.ndim, f"a tile of {x.data.ndim} dimensions")
     if row.types == "mean":
         wide = x.dtype if x.dtype.kind == "float" and x.dtype.bits >= 32 else f32
-        total = reduced(REDUCTIONS["sum"], converted(x, wide), axis, keepdims, factors)
+        total = reduced(functions.REDUCTIONS["sum"], converted(x, wide), axis, keepdims, factors)
         ones = MaskedValues(np.ones(x.data.shape, wide.numpy), x.active, wide)
-        mean = applied(FUNCTIONS["divide"], [total, reduced(REDUCTIONS["sum"], ones, axis, keepdims)])
+        mean = applied(
+            functions.FUNCTIONS["divide"],
+            [total, reduced(functions.REDUCTIONS["sum"], ones, axis, keepdims)],
+        )
         made = converted(mean, x.dtype if x.dtype.kind == "float" else f32)
         return MaskedValues(made.data, made.active, made.dtype, vector=x.vector)
     if row.types == "place" and len(axes) > 1:
         raise Refusal(f"{row.name} over {len(axes)} dimensions", "one axis", f"x.{row.name}(axis=1)")
-    gives, work = types_of(row, x.dtype)
+    gives, work = functions.types_of(row, x.dtype)
     given = x.data.astype(bool) if row.types == "bool" else x.data
     data, active = _last(convert(given, work), axes), _last(x.active, axes)
     data = np.where(active, data, np.asarray(REDUCERS[row.op].identity(work).value, work.numpy))
@@ -217,9 +209,9 @@ def _last(x: Array, axes: Sequence[int]) -> Array:
 
 def product(a: MaskedValues, b: MaskedValues) -> MaskedValues:
     """``a @ b``: inactive elements count as 0; active where a pair of active elements is."""
-    shared = common([a.dtype, b.dtype], [])
+    shared = functions.common([a.dtype, b.dtype], [])
     told = " and ".join(f"a tile {named(x.dtype)}{list(x.data.shape)}" for x in (a, b))
-    result = product_type(shared, a.data.shape, b.data.shape, told)
+    result = functions.product_type(shared, a.data.shape, b.data.shape, told)
     left, right = (np.where(p.active, convert(convert(p.data, shared), result), 0) for p in (a, b))
     with np.errstate(all="ignore"):
         data = left.astype(result.numpy) @ right.astype(result.numpy)

@@ -11,29 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from transconv.ir import (
-    ATOMIC_ADD,
-    FALSE,
-    ZERO,
-    Const,
-    DType,
-    Expr,
-    FuncCall,
-    Load,
-    Max,
-    Min,
-    Spread,
-    Store,
-    Tensor,
-    all_of,
-    as_expr,
-    find,
-    free_vars,
-    held_constant,
-    index,
-    lanes_of,
-    select,
-)
+from transconv import ir
 from transconv.kernel.functions import cast, held_number
 from transconv.kernel.source import Refusal, WrongScope, is_number, named
 from transconv.kernel.tiles.kernel_builder import Building, aligned, deepened, position
@@ -56,33 +34,33 @@ from transconv.kernel.tiles.values import (
 from transconv.simplify import prove, range_of, simplify
 
 
-def whole(tensor: Tensor) -> ArrayView:
+def whole(tensor: ir.Tensor) -> ArrayView:
     """An array of the call."""
-    return ArrayView(tensor, tuple(DimSlice(d, ZERO, n) for d, n in enumerate(tensor.bounds)))
+    return ArrayView(tensor, tuple(DimSlice(d, ir.ZERO, n) for d, n in enumerate(tensor.bounds)))
 
 
-def number_of(size: Expr) -> int | Tile:
+def number_of(size: ir.Expr) -> int | Tile:
     """A size as a number; one that is an argument is known at run time only."""
-    return int(size.value) if isinstance(size, Const) else Tile((), size)
+    return int(size.value) if isinstance(size, ir.Const) else Tile((), size)
 
 
 def laid_out(b: Building, view: ArrayView, layout: IndexMap) -> ArrayView:
     """An array of one dimension as one with a layout."""
     (along,) = view.along if view.ndim == 1 else (None,)
-    if along is None or view.layout is not None or along.start is not ZERO or along.step != 1:
+    if along is None or view.layout is not None or along.start is not ir.ZERO or along.step != 1:
         raise Refusal(f"a layout of {view}", "an array of the call that has one dimension", "layout(X)")
     size = simplify(size_along(along), b.facts)
     held = b.known(number_of(size))
     if isinstance(held, int) and held < layout.storage_size:
         raise Refusal(f"a layout of {layout.storage_size} elements for an array of {held}", "as many")
-    wide = tuple(DimSlice(d, ZERO, as_expr(n)) for d, n in enumerate(layout.shape))
+    wide = tuple(DimSlice(d, ir.ZERO, ir.as_expr(n)) for d, n in enumerate(layout.shape))
     return ArrayView(view.tensor, wide, layout=layout)
 
 
-def size_along(along: DimSlice | None) -> Expr:
+def size_along(along: DimSlice | None) -> ir.Expr:
     """The size of a dimension."""
     if along is None:
-        return as_expr(1)
+        return ir.as_expr(1)
     sure(along)
     reach = along.stop - along.start
     return simplify(reach if along.step == 1 else (reach + (along.step - 1)) // along.step)
@@ -103,7 +81,7 @@ def decided(b: Building, view: ArrayView, within: Mask) -> ArrayView:
     counts from the end: those items read something, too."""
     if not within or not any(a is not None and a.unsure for a in view.along):
         return view
-    facts = b.facts.assume(all_of(within))
+    facts = b.facts.assume(ir.all_of(within))
 
     def told(along: DimSlice | None) -> DimSlice | None:
         if along is None or along.place is None:
@@ -118,8 +96,8 @@ def sizes(b: Building, view: ArrayView) -> tuple[Any, ...]:
     """The sizes of a view: numbers, or tiles where they are known at run time only."""
     found: list[Any] = []
     for along in view.along:
-        size = simplify(Max(size_along(along), ZERO), b.facts)
-        each = view.items if lanes_of(size, b.scope) else ()
+        size = simplify(ir.Max(size_along(along), ir.ZERO), b.facts)
+        each = view.items if ir.lanes_of(size, b.scope) else ()
         found.append(number_of(size) if not each else Tile(each, size, items=len(each)))
     return tuple(found)
 
@@ -128,7 +106,7 @@ def sizes(b: Building, view: ArrayView) -> tuple[Any, ...]:
 
 
 def sliced(b: Building, view: ArrayView, items: Sequence[Any], each: Shape = ()) -> ArrayView:
-    """``view[items]`` for slices, whole numbers, None and an ellipsis. ``each``: the shape of the items,
+    """``view[items]`` for slices, integers, None and an ellipsis. ``each``: the shape of the items,
     along which bounds and numbers may vary."""
     items = each_dimension(items, view.ndim)
     each = each or view.items
@@ -150,23 +128,23 @@ def sliced(b: Building, view: ArrayView, items: Sequence[Any], each: Shape = ())
     return ArrayView(view.tensor, (*made, *rest), at, joined(*masks), each, view.layout)
 
 
-def _element(b: Building, along: DimSlice, item: Any, each: int) -> tuple[Expr, Mask]:
+def _element(b: Building, along: DimSlice, item: Any, each: int) -> tuple[ir.Expr, Mask]:
     """The place of an index in its dimension, and where it exists. Negative ones count from the end."""
     size, place = size_along(along), position(item, each=each)
-    if isinstance(place, Const) and isinstance(size, Const):
+    if isinstance(place, ir.Const) and isinstance(size, ir.Const):
         if not -size.value <= place.value < size.value:
             raise Refusal(
                 f"index {item} in a dimension of {size.value} elements",
                 f"{-size.value} to {size.value - 1}",
             )
-    if isinstance(place, Const):
+    if isinstance(place, ir.Const):
         there_is = Tile((), (place < size) if place.value >= 0 else (place >= -size))
         if b.is_of_sizes(there_is) and not b.holds(there_is):
             b.known(Tile((), size))
-    there: list[Expr] = [place < size]
+    there: list[ir.Expr] = [place < size]
     if not b.is_not_negative(place):
         there.append(place >= -size)
-        place = simplify(select(place < 0, place + size, place), b.facts)
+        place = simplify(ir.select(place < 0, place + size, place), b.facts)
     start = along.start + place * along.step if along.step != 1 else along.start + place
     return simplify(start, b.facts), b.proved(tuple(there))
 
@@ -181,7 +159,7 @@ def _part(b: Building, along: DimSlice | None, item: slice, each: int) -> DimSli
     if not isinstance(step, int) or step < 1:
         raise Refusal("a slice with another step than a positive whole number", "x[a:b:2]")
     size = size_along(along)
-    raw = ZERO if item.start is None else position(item.start, "a bound of a slice", each)
+    raw = ir.ZERO if item.start is None else position(item.start, "a bound of a slice", each)
     start, unsure = _bound(b, raw, size)
     stop = size
     if item.stop is not None:
@@ -195,7 +173,7 @@ def _part(b: Building, along: DimSlice | None, item: slice, each: int) -> DimSli
     first, last, place = (
         plus(along.start, n * along.step if along.step != 1 else n) for n in (start, stop, raw)
     )
-    last = simplify(Min(last, along.stop), b.facts)
+    last = simplify(ir.Min(last, along.stop), b.facts)
     return DimSlice(
         along.dim,
         simplify(first, b.facts),
@@ -207,12 +185,12 @@ def _part(b: Building, along: DimSlice | None, item: slice, each: int) -> DimSli
     )
 
 
-def plus(a: Expr, b: Expr) -> Expr:
+def plus(a: ir.Expr, b: ir.Expr) -> ir.Expr:
     """The sum, without a term that is 0."""
-    return b if a is ZERO else a if b is ZERO else a + b
+    return b if a is ir.ZERO else a if b is ir.ZERO else a + b
 
 
-def _bound(b: Building, at: Expr, size: Expr) -> tuple[Expr, bool]:
+def _bound(b: Building, at: ir.Expr, size: ir.Expr) -> tuple[ir.Expr, bool]:
     """A bound of a slice, and whether it is a number of ids, counters and sizes of which nothing tells if
     it is negative: such count from the end, as in NumPy. So do values, of which nothing is asked."""
     if b.is_not_negative(at):
@@ -220,11 +198,11 @@ def _bound(b: Building, at: Expr, size: Expr) -> tuple[Expr, bool]:
     negative = Tile((), at < 0)
     if b.is_of_sizes(negative) and not b.holds(negative):
         return at, False
-    behind = Max(at + size, ZERO)
+    behind = ir.Max(at + size, ir.ZERO)
     if b.is_of_sizes(negative) or prove(at < 0, b.facts):
         return simplify(behind, b.facts), False
-    of_values = any(v.dtype.kind != "index" for v in free_vars(at)) or bool(find(at, Load))
-    return simplify(select(at < 0, behind, at), b.facts), not of_values
+    of_values = any(v.dtype.kind != "index" for v in ir.free_vars(at)) or bool(ir.find(at, ir.Load))
+    return simplify(ir.select(at < 0, behind, at), b.facts), not of_values
 
 
 # -- access ----------------------------------------------------------------------------------------
@@ -232,13 +210,15 @@ def _bound(b: Building, at: Expr, size: Expr) -> tuple[Expr, bool]:
 
 def _accessed(
     b: Building, view: ArrayView, shape: Shape, padded: bool = False
-) -> tuple[Shape, Expr, Mask]:
+) -> tuple[Shape, ir.Expr, Mask]:
     """The dimensions of items, the offsets of a tile's elements, and where these exist. Items along which
     nothing varies have one element in common. ``padded``: a start below the array is before it."""
     deep = len(shape)
-    coords: list[Expr] = [lifted(b, view.at.get(d, ZERO), view.items, deep) for d in range(view.dims)]
+    coords: list[ir.Expr] = [
+        lifted(b, view.at.get(d, ir.ZERO), view.items, deep) for d in range(view.dims)
+    ]
     there = [lifted(b, m, view.items, deep) for m in view.mask]
-    inside: list[Expr] = []
+    inside: list[ir.Expr] = []
     for along, lane in zip(view.along, lanes_along((*view.items, *shape))[len(view.items) :], strict=True):
         if along is None:
             inside += [] if lane is None else [lane < 1]
@@ -249,7 +229,7 @@ def _accessed(
         place = lifted(b, along.start if before is None else before, view.items, deep)
         if lane is not None:
             far = lane if along.step == 1 else lane * along.step
-            place = far if place is ZERO else place + far
+            place = far if place is ir.ZERO else place + far
             b.divides(along.start)
             b.divides(along.stop)
         coords[along.dim] = place
@@ -257,13 +237,13 @@ def _accessed(
             inside.append(place >= lifted(b, along.least, view.items, deep))
         inside += [place < lifted(b, stop, view.items, deep) for stop in stops(along.stop)]
     offset = offset_of(b, view, coords)
-    found = {x for e in (offset, *there, *inside) for x in lanes_of(e, b.scope)}
+    found = {x for e in (offset, *there, *inside) for x in ir.lanes_of(e, b.scope)}
     lanes = lanes_along((*view.items, *shape))
     each = tuple(n if lane in found else 1 for n, lane in zip(view.items, lanes, strict=False))
     return each, offset, b.inside(view.tensor.name, (*there, *ends((*each, *shape)), *inside))
 
 
-def lifted(b: Building, e: Expr, items: Shape, deep: int) -> Expr:
+def lifted(b: Building, e: ir.Expr, items: Shape, deep: int) -> ir.Expr:
     """An expression along the lanes of items, where their values have ``deep`` dimensions."""
     if not items or not deep:
         return e
@@ -273,15 +253,15 @@ def lifted(b: Building, e: Expr, items: Shape, deep: int) -> Expr:
     return b.move(e, lanes)
 
 
-def offset_of(b: Building, view: ArrayView, coords: Sequence[Expr]) -> Expr:
+def offset_of(b: Building, view: ArrayView, coords: Sequence[ir.Expr]) -> ir.Expr:
     """The offset of elements, with the lanes along which it varies and no others."""
     places = coords if view.layout is None else view.layout.mapping.places(coords)
-    return simplify(view.tensor.offset_of([as_expr(p) for p in places]), b.facts)
+    return simplify(view.tensor.offset_of([ir.as_expr(p) for p in places]), b.facts)
 
 
-def stops(stop: Expr) -> list[Expr]:
+def stops(stop: ir.Expr) -> list[ir.Expr]:
     """The ends of which the least is one."""
-    return [*stops(stop.a), *stops(stop.b)] if isinstance(stop, Min) else [stop]
+    return [*stops(stop.a), *stops(stop.b)] if isinstance(stop, ir.Min) else [stop]
 
 
 def default(view: ArrayView) -> str:
@@ -303,14 +283,14 @@ def load(
         )
     each, offset, inside = _accessed(b, view, shape, fill is not None)
     number = 0.0 if fill is None else filling(fill, view.tensor.dtype)
-    value = b.let(stem or default(view), Load(view.tensor, offset, all_of(inside), number))
+    value = b.let(stem or default(view), ir.Load(view.tensor, offset, ir.all_of(inside), number))
     if not number:
         b.zero_unless[value] = frozenset(inside)
     out = {*ends((*each, *shape))} if fill is None else {*inside}
     return Tile((*each, *shape), value, tuple(m for m in inside if m not in out), vector, len(each))
 
 
-def filling(fill: Any, dtype: DType) -> float:
+def filling(fill: Any, dtype: ir.DType) -> float:
     """The number of ``fill=``. Refuses what is none, or none of the type."""
     if not is_number(fill):
         raise Refusal(
@@ -321,7 +301,7 @@ def filling(fill: Any, dtype: DType) -> float:
     held_number(fill, dtype)
     if isinstance(fill, float) and dtype.kind != "float":
         raise Refusal(f"fill={fill} for elements of {named(dtype)}", "a whole number", "fill=0")
-    return held_constant(float(fill) if dtype.kind == "float" else int(fill), dtype)
+    return ir.held_constant(float(fill) if dtype.kind == "float" else int(fill), dtype)
 
 
 def static_shape(b: Building, view: ArrayView) -> Shape:
@@ -341,17 +321,17 @@ def store(b: Building, view: ArrayView, value: Any, where: Mask = ()) -> None:
     shape, offset, out, e = written(b, view, value, where)
     every = lanes_along((*view.items, *shape[len(view.items) :]))
     for n, m, lane in zip(view.items, shape, every, strict=False):
-        if n != m and not any(lane in lanes_of(part, b.scope) for part in out):
+        if n != m and not any(lane in ir.lanes_of(part, b.scope) for part in out):
             raise WrongScope(
                 f"a store of all {'sub-groups' if len(view.items) == 1 else 'items'} to one place",
                 "places of their own",
                 "group.store(Y[sg.subgroup_id() * 16:], y)",
             )
-    if FALSE not in out:  # else nothing is active
-        b.add(Store(view.tensor, offset, e, all_of(out)))
+    if ir.FALSE not in out:  # else nothing is active
+        b.add(ir.Store(view.tensor, offset, e, ir.all_of(out)))
 
 
-def written(b: Building, view: ArrayView, value: Any, where: Mask) -> tuple[Shape, Expr, Mask, Expr]:
+def written(b: Building, view: ArrayView, value: Any, where: Mask) -> tuple[Shape, ir.Expr, Mask, ir.Expr]:
     """The shape, the offsets and the mask of what is written to a view, and the values."""
     held_number(value, view.tensor.dtype)
     tile = tile_of(value)
@@ -360,8 +340,8 @@ def written(b: Building, view: ArrayView, value: Any, where: Mask) -> tuple[Shap
         raise Refusal(f"{tile} stored to {view}", fits, "group.store(Y[i:], y)")
     each, offset, inside = _accessed(b, view, tile.own)
     where = tuple(lifted(b, m, view.items, view.ndim) for m in where)
-    asked = {x for m in where for x in lanes_of(m, b.scope)}
-    beyond = [m for m in ends((*view.items, *tile.own)) if asked & {*lanes_of(m, b.scope)}]
+    asked = {x for m in where for x in ir.lanes_of(m, b.scope)}
+    beyond = [m for m in ends((*view.items, *tile.own)) if asked & {*ir.lanes_of(m, b.scope)}]
     out = b.proved(joined(inside, tile.mask, where, beyond))
     return (*each, *tile.own), offset, out, cast(tile.expr, view.tensor.dtype)
 
@@ -369,12 +349,14 @@ def written(b: Building, view: ArrayView, value: Any, where: Mask) -> tuple[Shap
 def element(b: Building, view: ArrayView, stem: str) -> Tile:
     """The element of a view without dimensions."""
     offset = offset_of(b, view, [view.at[d] for d in range(view.dims)])
-    return Tile((), b.let(stem or default(view), Load(view.tensor, offset, all_of(view.mask))), view.mask)
+    return Tile(
+        (), b.let(stem or default(view), ir.Load(view.tensor, offset, ir.all_of(view.mask))), view.mask
+    )
 
 
 def _places(
     b: Building, view: ArrayView, items: Sequence[Any], mapped: bool = False
-) -> tuple[Shape, int, Expr, Mask]:
+) -> tuple[Shape, int, ir.Expr, Mask]:
     """The elements of ``view[items]`` where tiles are indices of the first dimensions: their shape, how
     many of its dimensions are work-items, their offsets, and where they exist. Indices below 0 count from
     the end, as in NumPy; ``mapped``: they are those of a mapping, and outside."""
@@ -384,7 +366,7 @@ def _places(
     behind = [_known(b, along) for along in view.along[count:]]
     each = broadcast(*(t.shape for t in tiles))
     shape = (*each, *behind)
-    coords: list[Expr] = [view.at.get(d, ZERO) for d in range(view.dims)]
+    coords: list[ir.Expr] = [view.at.get(d, ir.ZERO) for d in range(view.dims)]
     masks: list[Mask] = [view.mask]
     for along, tile in zip(view.along, tiles, strict=False):
         if not tile.dtype.is_integer:
@@ -395,11 +377,11 @@ def _places(
         wide = tuple(1 if i is None else tile.shape[i] for i in of)
         at = b.placed(tile, (*wide, *(1 for _ in behind)), (*of, *(None for _ in behind)))
         sure(along)
-        place, there = cast(at.expr, index), []
+        place, there = cast(at.expr, ir.index), []
         if not mapped and not b.is_not_negative(place):
             size = size_along(along)
             there = [place >= -size]
-            place = select(place < 0, place + size, place)
+            place = ir.select(place < 0, place + size, place)
         elif mapped:
             there = [place >= 0]
         coords[along.dim] = plus(along.start, place * along.step if along.step != 1 else place)
@@ -407,7 +389,7 @@ def _places(
     for along, lane in zip(view.along[count:], lanes_along(shape)[len(each) :], strict=True):
         assert along is not None
         sure(along)
-        far = ZERO if lane is None else lane if along.step == 1 else lane * along.step
+        far = ir.ZERO if lane is None else lane if along.step == 1 else lane * along.step
         coords[along.dim] = plus(along.start, far)
     mask = b.inside(view.tensor.name, joined(*masks))
     return shape, max(t.items for t in tiles), offset_of(b, view, coords), mask
@@ -417,7 +399,7 @@ def _known(b: Building, along: DimSlice | None) -> int:
     """The size of a dimension behind those with indices."""
     size = None if along is None else simplify(size_along(along), b.facts)
     b.known(None if size is None else Tile((), size))
-    if not isinstance(size, Const) or size.value < 1:
+    if not isinstance(size, ir.Const) or size.value < 1:
         raise Refusal(
             "a dimension behind an index whose size is not known, or 0", "whole dimensions", "X[i]"
         )
@@ -428,7 +410,9 @@ def gathered(b: Building, view: ArrayView, items: Sequence[Any], stem: str, mapp
     """``view[items]`` where tiles are indices of the first dimensions: the elements at these places, one
     for each of the tiles' elements; inactive where a place is outside of the array."""
     shape, work, offset, mask = _places(b, view, items, mapped)
-    value = b.let(stem or default(view), Load(view.tensor, offset, all_of(joined(mask, ends(shape)))))
+    value = b.let(
+        stem or default(view), ir.Load(view.tensor, offset, ir.all_of(joined(mask, ends(shape))))
+    )
     b.zero_unless[value] = frozenset((*mask, *ends(shape)))
     return Tile(shape, value, mask, items=work)
 
@@ -445,7 +429,7 @@ def scattered(
     """``view[items] = value`` where tiles are indices, for the active elements of the value where a
     condition of the items holds and that are inside of the array. ``each``: the shape of the items."""
     _, offset, out, e = scattered_places(b, view, items, value, where, each, mapped)
-    b.add(Store(view.tensor, offset, e, all_of(out)))
+    b.add(ir.Store(view.tensor, offset, e, ir.all_of(out)))
 
 
 def scattered_places(
@@ -456,7 +440,7 @@ def scattered_places(
     where: Mask,
     each: Shape,
     mapped: bool = False,
-) -> tuple[Shape, Expr, Mask, Expr]:
+) -> tuple[Shape, ir.Expr, Mask, ir.Expr]:
     """The shape, the offsets and the mask of what is written to ``view[items]``, and the values."""
     held_number(value, view.tensor.dtype)
     shape, rank, offset, mask = _places(b, view, items, mapped)
@@ -483,10 +467,10 @@ def added(
             tile = Tile((*each, *tile.shape), tile.expr, tile.mask, items=len(each))
         shape, offset, out, e = written(b, replace(part, items=each), tile, where)
         shape = (*each, *shape[len(each) :])
-    if FALSE in out:
+    if ir.FALSE in out:
         return
     lanes = own_lanes(shape)
     out = joined(out, ends(shape))
     if lanes:  # also where they vary so: simplified they may not, but there are as many additions
-        offset, e = Spread(offset, lanes), Spread(e, lanes)
-    b.add(FuncCall(ATOMIC_ADD, (view.tensor, offset, e, all_of(out))))
+        offset, e = ir.Spread(offset, lanes), ir.Spread(e, lanes)
+    b.add(ir.FuncCall(ir.ATOMIC_ADD, (view.tensor, offset, e, ir.all_of(out))))

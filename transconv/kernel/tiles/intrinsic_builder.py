@@ -1,4 +1,4 @@
-"""What an intrinsic builds with: the functions of tiles, products, loads and stores, text of Triton,
+"""The builder of intrinsics: the functions of tiles, products, loads and stores, text of Triton,
 assembly, and functions of the chip's own library.
 
 Functions that a user spells in Triton become rows of ``ir.CALLS``: the passes, the verifier and the

@@ -11,49 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from transconv import ir
 from transconv.compute import OPS
-from transconv.ir import (
-    FALSE,
-    Alloc,
-    Call,
-    Cast,
-    Const,
-    DType,
-    Expr,
-    Lane,
-    Let,
-    Mul,
-    Neg,
-    Not,
-    Renamed,
-    Select,
-    Sizes,
-    Spread,
-    Stmt,
-    Update,
-    Var,
-    all_of,
-    boolean,
-    convert,
-    f32,
-    free_vars,
-    index,
-    lanes_of,
-    readable,
-    seq,
-    value_at,
-)
-from transconv.kernel.functions import (
-    FUNCTIONS,
-    TileFunction,
-    beyond,
-    cast,
-    clipped,
-    common,
-    held_number,
-    operand_type,
-    result_type,
-)
+from transconv.kernel import functions
 from transconv.kernel.launch.arguments import Needed
 from transconv.kernel.source import Refusal, is_number
 from transconv.kernel.tiles.values import (
@@ -80,20 +40,22 @@ class Building:
     names of the kernel that are assigned more than once; ``decided``: conditions of sizes that are
     arguments, which branches of the source depend on; ``divided``: sizes whose divisors matter."""
 
-    def __init__(self, taken: tuple[str, ...] = (), sizes: Sizes | None = None) -> None:
-        self.stmts: list[Stmt] = []
-        self.scope: dict[Var, tuple[Lane, ...]] = {}
+    def __init__(self, taken: tuple[str, ...] = (), sizes: ir.Sizes | None = None) -> None:
+        self.stmts: list[ir.Stmt] = []
+        self.scope: dict[ir.Var, tuple[ir.Lane, ...]] = {}
         self.sizes = sizes
         self.facts = facts_of(sizes)
-        self.decided: dict[Expr, None] = {}
+        self.decided: dict[ir.Expr, None] = {}
         self.divided: set[str] = set()
         self.taken = {*taken, *(sizes.names if sizes else ()), *RESERVED}
-        self.changing: set[Var] = set()
+        self.changing: set[ir.Var] = set()
         self.notes: dict[str, None] = {}  # masks that were proved away, and why
-        self.values: dict[Var, Expr] = {}  # of names that vary along lanes
+        self.values: dict[ir.Var, ir.Expr] = {}  # of names that vary along lanes
         self.elements = ""  # the function of its own that is read, which knows single elements alone
-        self.multiplied: set[Expr] = set()  # the values of matrix products
-        self.zero_unless: dict[Var, frozenset[Expr]] = {}  # values that are 0 where a condition fails
+        self.multiplied: set[ir.Expr] = set()  # the values of matrix products
+        self.zero_unless: dict[
+            ir.Var, frozenset[ir.Expr]
+        ] = {}  # values that are 0 where a condition fails
 
     def fresh(self, stem: str) -> str:
         """A name that no other value has."""
@@ -103,50 +65,52 @@ class Building:
         self.taken.add(name)
         return name
 
-    def let(self, stem: str, value: Expr) -> Var:
+    def let(self, stem: str, value: ir.Expr) -> ir.Var:
         """A name for a value."""
-        var = Var(self.fresh(stem), value.dtype)
-        self.scope[var] = lanes_of(value, self.scope)
+        var = ir.Var(self.fresh(stem), value.dtype)
+        self.scope[var] = ir.lanes_of(value, self.scope)
         if self.scope[var]:
             self.values[var] = value
-        self.stmts.append(Let(var, value))
+        self.stmts.append(ir.Let(var, value))
         return var
 
-    def named(self, stem: str, value: Expr) -> Expr:
+    def named(self, stem: str, value: ir.Expr) -> ir.Expr:
         """A value under a name; itself if repeating it costs nothing and it never changes."""
-        leaf = value.x if isinstance(value, Renamed) else value
-        if isinstance(leaf, (Const, Lane)) or (isinstance(leaf, Var) and leaf not in self.changing):
+        leaf = value.x if isinstance(value, ir.Renamed) else value
+        if isinstance(leaf, (ir.Const, ir.Lane)) or (
+            isinstance(leaf, ir.Var) and leaf not in self.changing
+        ):
             return value
         return self.let(stem, value)
 
-    def alloc(self, stem: str, dtype: DType, shape: Shape, init: Expr) -> Var:
+    def alloc(self, stem: str, dtype: ir.DType, shape: Shape, init: ir.Expr) -> ir.Var:
         """A name that may change, at first with the value ``init``."""
-        var = Var(self.fresh(stem), dtype)
+        var = ir.Var(self.fresh(stem), dtype)
         self.scope[var] = own_lanes(shape)
         self.changing.add(var)
-        plain = isinstance(init, Const)
-        self.stmts.append(Alloc(var, self.scope[var], init if plain else Const(_zero(dtype), dtype)))
+        plain = isinstance(init, ir.Const)
+        self.stmts.append(ir.Alloc(var, self.scope[var], init if plain else ir.Const(_zero(dtype), dtype)))
         if not plain:
             self.update(var, init)
         return var
 
-    def update(self, var: Var, value: Expr) -> None:
+    def update(self, var: ir.Var, value: ir.Expr) -> None:
         """Assign to a name that may change; the value gets all lanes of the name."""
         if value is var:
             return
         lanes = self.scope[var]
-        spread = value if lanes_of(value, self.scope) == lanes else Spread(value, lanes)
-        self.stmts.append(Update(var, spread if value.dtype is var.type else Cast(spread, var.type)))
+        spread = value if ir.lanes_of(value, self.scope) == lanes else ir.Spread(value, lanes)
+        self.stmts.append(ir.Update(var, spread if value.dtype is var.type else ir.Cast(spread, var.type)))
 
-    def add(self, s: Stmt) -> None:
+    def add(self, s: ir.Stmt) -> None:
         """Append a statement."""
         self.stmts.append(s)
 
     @contextmanager
-    def block(self) -> Iterator[list[Stmt]]:
+    def block(self) -> Iterator[list[ir.Stmt]]:
         """Statements that are collected apart; what is learned inside is forgotten."""
         outer, facts, taken = self.stmts, self.facts, set(self.taken)
-        inner: list[Stmt] = []
+        inner: list[ir.Stmt] = []
         self.stmts = inner
         try:
             yield inner
@@ -156,9 +120,9 @@ class Building:
         finally:
             self.stmts, self.facts = outer, facts
 
-    def body(self) -> Stmt:
+    def body(self) -> ir.Stmt:
         """All statements."""
-        return seq(*self.stmts)
+        return ir.seq(*self.stmts)
 
     # -- tiles --
 
@@ -171,9 +135,9 @@ class Building:
         tile (None: a new one of one element)."""
         self.not_of_elements("another shape")
         before, after = lanes_along(tile.shape), lanes_along(shape)
-        found = {x for e in (tile.expr, *tile.mask) for x in lanes_of(e, self.scope)}
+        found = {x for e in (tile.expr, *tile.mask) for x in ir.lanes_of(e, self.scope)}
         assert found <= {*before}, f"{tile} varies along {found - {*before}}"
-        lanes: dict[Lane, Lane] = {}
+        lanes: dict[ir.Lane, ir.Lane] = {}
         for at, source in enumerate(of):
             lane, new = (None if source is None else before[source]), after[at]
             if lane is not None and new is not None:
@@ -182,7 +146,7 @@ class Building:
             shape, self.move(tile.expr, lanes), tuple(self.move(m, lanes) for m in tile.mask), tile.vector
         )
 
-    def move(self, e: Expr, lanes: dict[Lane, Lane]) -> Expr:
+    def move(self, e: ir.Expr, lanes: dict[ir.Lane, ir.Lane]) -> ir.Expr:
         """An expression along other lanes."""
         return moved(e, lanes, self.scope)
 
@@ -202,25 +166,25 @@ class Building:
         """The bounds of an access without what the facts prove, which is noted."""
         kept = self.proved(mask)
         for part in mask:
-            if part not in kept and not isinstance(part, Const) and FALSE not in kept:
+            if part not in kept and not isinstance(part, ir.Const) and ir.FALSE not in kept:
                 why = reason(part, self.facts)
-                self.notes[f"{tensor}: {readable(part)} is always true: {why}"] = None
+                self.notes[f"{tensor}: {ir.readable(part)} is always true: {why}"] = None
         return kept
 
-    def where(self, mask: Mask, yes: Expr, no: Expr) -> Expr:
+    def where(self, mask: Mask, yes: ir.Expr, no: ir.Expr) -> ir.Expr:
         """``yes`` where a mask holds, else ``no``; both have one type."""
-        return Select(all_of(mask), yes, no) if mask else yes
+        return ir.Select(ir.all_of(mask), yes, no) if mask else yes
 
-    def is_zero(self, e: Expr, mask: Mask) -> bool:
+    def is_zero(self, e: ir.Expr, mask: Mask) -> bool:
         """Whether a value is known to be 0 wherever a mask does not hold, as a load's is."""
-        var = e.x if isinstance(e, Renamed) else e
-        held = self.zero_unless.get(var) if isinstance(var, Var) else None
+        var = e.x if isinstance(e, ir.Renamed) else e
+        held = self.zero_unless.get(var) if isinstance(var, ir.Var) else None
         if held is None:
             return False
-        lanes = dict(zip(e.old, e.new, strict=True)) if isinstance(e, Renamed) else {}
+        lanes = dict(zip(e.old, e.new, strict=True)) if isinstance(e, ir.Renamed) else {}
         return {self.move(c, lanes) for c in held} >= {*mask}
 
-    def is_not_negative(self, e: Expr) -> bool:
+    def is_not_negative(self, e: ir.Expr) -> bool:
         """Whether a position is proved not to be negative."""
         low = range_of(e, self.facts).lo
         return low is not None and low >= 0
@@ -231,49 +195,49 @@ class Building:
         """Whether a number is computed from sizes that are arguments, and from nothing else."""
         if self.sizes is None or not isinstance(value, Tile) or value.shape or value.mask:
             return False
-        names = {v.name for v in free_vars(value.expr)}
+        names = {v.name for v in ir.free_vars(value.expr)}
         return bool(names) and names <= {*self.sizes.names} and value.dtype.kind in ("index", "bool")
 
     def known(self, value: Any) -> Any:
         """A number that has to be known: sizes become constants (Needed). Anything else as it is."""
         if isinstance(value, Tile) and self.is_of_sizes(value):
-            raise Needed(v.name for v in free_vars(value.expr))
+            raise Needed(v.name for v in ir.free_vars(value.expr))
         if isinstance(value, (tuple, list)):
             return type(value)(self.known(v) for v in value)
         if isinstance(value, slice):
             return slice(*(self.known(v) for v in (value.start, value.stop, value.step)))
         return value
 
-    def divides(self, e: Expr) -> None:
+    def divides(self, e: ir.Expr) -> None:
         """Note that it matters what divides the sizes in an expression."""
         if self.sizes is not None:
-            self.divided |= {v.name for v in free_vars(e)} & {*self.sizes.names}
+            self.divided |= {v.name for v in ir.free_vars(e)} & {*self.sizes.names}
 
     def holds(self, condition: Tile) -> bool:
         """Whether a condition of sizes holds for the call's, which the compiled kernel then requires."""
         assert self.sizes is not None
         found = simplify(condition.expr, self.facts)
-        if isinstance(found, Const):
+        if isinstance(found, ir.Const):
             return bool(found.value)
-        held = bool(value_at(found, self.sizes.like))
-        told = found if held else simplify(Not(found), self.facts)
+        held = bool(ir.value_at(found, self.sizes.like))
+        told = found if held else simplify(ir.Not(found), self.facts)
         self.decided[told] = None
         self.facts = self.facts.assume(told)
         return held
 
-    def changes(self, e: Expr) -> bool:
+    def changes(self, e: ir.Expr) -> bool:
         """Whether a value mentions names that are assigned again."""
-        return bool(free_vars(e) & self.changing)
+        return bool(ir.free_vars(e) & self.changing)
 
 
-def _zero(dtype: DType) -> float | int | bool:
+def _zero(dtype: ir.DType) -> float | int | bool:
     return False if dtype.kind == "bool" else 0.0 if dtype.kind == "float" else 0
 
 
 SUMS = ("add", "subtract")
 
 
-def apply(b: Building, row: TileFunction, values: list[Any]) -> Tile:
+def apply(b: Building, row: functions.TileFunction, values: list[Any]) -> Tile:
     """A row applied to tiles and numbers: active where all of them are."""
     if len(values) != row.arity:
         raise Refusal(f"{row.name} of {len(values)} values", f"{row.arity}")
@@ -283,37 +247,37 @@ def apply(b: Building, row: TileFunction, values: list[Any]) -> Tile:
     broadcast(*(t.shape for t in tiles))  # refused before their types are
     if row.types == "choice":
         kind = _shared(tiles[1:], values[1:])
-        args = [_condition(tiles[0]), *(cast(t.expr, kind) for t in tiles[1:])]
+        args = [_condition(tiles[0]), *(functions.cast(t.expr, kind) for t in tiles[1:])]
         made = row.expression(*args)
     else:
         shared = _shared(tiles, values)
-        work, gives = operand_type(row, shared), result_type(row, shared)
-        if beyond(row, work, [_numbers(b, t, work, row.types == "bool") for t in tiles]):
-            if any(isinstance(t.expr, Const) for t in tiles):
+        work, gives = functions.operand_type(row, shared), functions.result_type(row, shared)
+        if functions.beyond(row, work, [_numbers(b, t, work, row.types == "bool") for t in tiles]):
+            if any(isinstance(t.expr, ir.Const) for t in tiles):
                 return _decided(row, tiles)
-            work = index
-        args = [cast(t.expr, work) for t in tiles]
+            work = ir.index
+        args = [functions.cast(t.expr, work) for t in tiles]
         if row.often and work.kind != "index":
             args = [e if is_leaf(e) else b.let("value", e) for e in args]
-        known = [e for e in args if isinstance(e, Const)]
+        known = [e for e in args if isinstance(e, ir.Const)]
         made = (
             folded(row, known, gives)
             if len(known) == row.arity
-            else cast(row.expression(*args), gives if work is not gives else row_type(row, work))
+            else functions.cast(row.expression(*args), gives if work is not gives else row_type(row, work))
         )
     return combined(tiles, made)
 
 
-def _numbers(b: Building, tile: Tile, work: DType, compared: bool) -> tuple[int, int] | None:
+def _numbers(b: Building, tile: Tile, work: ir.DType, compared: bool) -> tuple[int, int] | None:
     """The least and the largest number of an operand that gives way to the types of tiles; None for
     others. A position has those of 32 bits, if nothing else is known of it or it is not compared."""
     if tile.dtype.kind != "index" or work.kind != "int":
         return None
-    if isinstance(tile.expr, Const):
+    if isinstance(tile.expr, ir.Const):
         return int(tile.expr.value), int(tile.expr.value)
-    if work.bits >= index.bits and not compared:
+    if work.bits >= ir.index.bits and not compared:
         return None
-    known, (least, most) = range_of(tile.expr, b.facts), index.limits
+    known, (least, most) = range_of(tile.expr, b.facts), ir.index.limits
     found = least if known.lo is None else int(known.lo), most if known.hi is None else int(known.hi)
     if compared or not b.is_of_sizes(tile):
         return found
@@ -321,37 +285,37 @@ def _numbers(b: Building, tile: Tile, work: DType, compared: bool) -> tuple[int,
     return work.limits if b.holds(inside) else found
 
 
-def _decided(row: TileFunction, tiles: list[Tile]) -> Tile:
+def _decided(row: functions.TileFunction, tiles: list[Tile]) -> Tile:
     """A comparison with a number that the type of a tile does not hold: all its values compare alike."""
-    values = [int(t.expr.value) if isinstance(t.expr, Const) else t.dtype.limits[0] for t in tiles]
-    return combined(tiles, Const(bool(row.numpy(*values)), boolean))
+    values = [int(t.expr.value) if isinstance(t.expr, ir.Const) else t.dtype.limits[0] for t in tiles]
+    return combined(tiles, ir.Const(bool(row.numpy(*values)), ir.boolean))
 
 
-def _with_product(b: Building, row: TileFunction, values: list[Any]) -> Tile | None:
+def _with_product(b: Building, row: functions.TileFunction, values: list[Any]) -> Tile | None:
     """A sum or difference of float32 in which a product is written, rounded once; of two products the
     second is not rounded. None for other rows and operands. A product that has a name is rounded, and one
     beside a matrix product, which the matrix unit adds."""
     given = [tile_of(v) for v in values]
-    at = next((i for i in (1, 0) if row.name in SUMS and isinstance(given[i].expr, Mul)), None)
+    at = next((i for i in (1, 0) if row.name in SUMS and isinstance(given[i].expr, ir.Mul)), None)
     if at is None or given[1 - at].expr in b.multiplied:
         return None
-    if _shared(given, values) is not f32 or given[at].dtype is not f32:
+    if _shared(given, values) is not ir.f32 or given[at].dtype is not ir.f32:
         return None
     product, other = given[at].expr, given[1 - at]
-    assert isinstance(product, Mul)
-    sides = [replace(given[at], expr=cast(e, f32)) for e in (product.a, product.b)]
+    assert isinstance(product, ir.Mul)
+    sides = [replace(given[at], expr=functions.cast(e, ir.f32)) for e in (product.a, product.b)]
     x, y, z = aligned(b, [*sides, other])
-    first, added = x.expr, cast(z.expr, f32)
+    first, added = x.expr, functions.cast(z.expr, ir.f32)
     if row.name == "subtract":
         first, added = (negated(first), added) if at == 1 else (first, negated(added))
-    return combined([x, y, z], Call("fma", (first, y.expr, added)))
+    return combined([x, y, z], ir.Call("fma", (first, y.expr, added)))
 
 
-def negated(e: Expr) -> Expr:
+def negated(e: ir.Expr) -> ir.Expr:
     """``-e`` of a float."""
-    if isinstance(e, Const):
-        return Const(-e.value, e.type)
-    return e.x if isinstance(e, Neg) else -e
+    if isinstance(e, ir.Const):
+        return ir.Const(-e.value, e.type)
+    return e.x if isinstance(e, ir.Neg) else -e
 
 
 def aligned(b: Building, tiles: list[Tile]) -> list[Tile]:
@@ -370,50 +334,50 @@ def deepened(b: Building, t: Tile, rank: int) -> Tile:
     return replace(b.placed(t, shape, of), items=at)
 
 
-def folded(row: TileFunction, operands: list[Const], gives: DType) -> Const:
+def folded(row: functions.TileFunction, operands: list[ir.Const], gives: ir.DType) -> ir.Const:
     """The value of a row of constants, as NumPy computes it: 0.0 / 0.0 is NaN."""
-    held = [convert(np.asarray(c.value), c.type) for c in operands]
+    held = [ir.convert(np.asarray(c.value), c.type) for c in operands]
     with np.errstate(all="ignore"):
-        return Const(convert(np.asarray(row.numpy(*held)), gives).item(), gives)
+        return ir.Const(ir.convert(np.asarray(row.numpy(*held)), gives).item(), gives)
 
 
-def row_type(row: TileFunction, work: DType) -> DType:
+def row_type(row: functions.TileFunction, work: ir.DType) -> ir.DType:
     """The type of the expression of a row that computes in ``work``."""
-    return boolean if row.types in ("bool", "logic") else work
+    return ir.boolean if row.types in ("bool", "logic") else work
 
 
 def named(b: Building, name: str, *values: Any) -> Tile:
     """The row of this name, applied."""
-    return apply(b, FUNCTIONS[name], list(values))
+    return apply(b, functions.FUNCTIONS[name], list(values))
 
 
 def power(b: Building, base: Any, exponent: Any) -> Tile:
     """``base ** exponent``; a small whole exponent, or one with a half, needs no logarithm."""
     x = tile_of(base)
-    if not is_number(exponent) or x.dtype is boolean:
+    if not is_number(exponent) or x.dtype is ir.boolean:
         return named(b, "power", base, exponent)
     whole = float(exponent).is_integer()
     if x.dtype.is_integer:
         if not whole or exponent < 0 or isinstance(exponent, float):
             return named(b, "power", base, float(exponent))
-        held_number(exponent, x.dtype)
+        functions.held_number(exponent, x.dtype)
         work = x.dtype
     else:
-        shared = common([x.dtype], [])
-        work = operand_type(FUNCTIONS["square" if whole else "sqrt"], shared)
-    e = cast(x.expr, work)
+        shared = functions.common([x.dtype], [])
+        work = functions.operand_type(functions.FUNCTIONS["square" if whole else "sqrt"], shared)
+    e = functions.cast(x.expr, work)
     e = e if is_leaf(e) else b.let("base", e)
-    made = _repeated(b, e, exponent) if work.is_integer else OPS["pow"](e, Const(float(exponent), work))
-    gives = x.dtype if work.is_integer else common([x.dtype], [])
-    return replace(x, expr=cast(made, gives))
+    made = _repeated(b, e, exponent) if work.is_integer else OPS["pow"](e, ir.Const(float(exponent), work))
+    gives = x.dtype if work.is_integer else functions.common([x.dtype], [])
+    return replace(x, expr=functions.cast(made, gives))
 
 
-def _repeated(b: Building, e: Expr, times: int) -> Expr:
-    """The product of so many whole numbers, by squares: the last bits are right in any order."""
-    made: Expr = Const(1, e.dtype)
+def _repeated(b: Building, e: ir.Expr, times: int) -> ir.Expr:
+    """The product of so many integers, by squares: the last bits are right in any order."""
+    made: ir.Expr = ir.Const(1, e.dtype)
     while times:
         if times % 2:
-            made = e if isinstance(made, Const) else made * e
+            made = e if isinstance(made, ir.Const) else made * e
         times //= 2
         e = b.named("base", e * e) if times > 1 and e.dtype.kind == "int" else e * e
     return made
@@ -422,37 +386,37 @@ def _repeated(b: Building, e: Expr, times: int) -> Expr:
 def clip(b: Building, x: Any, low: Any = None, high: Any = None) -> Tile:
     """``x`` between limits; None for no limit."""
     made = tile_of(x)
-    low, high = clipped(made.dtype, low, high)
+    low, high = functions.clipped(made.dtype, low, high)
     if low is not None:
         made = named(b, "maximum", made, low)
     return made if high is None else named(b, "minimum", made, high)
 
 
-def as_type(tile: Tile, dtype: DType) -> Tile:
+def as_type(tile: Tile, dtype: ir.DType) -> Tile:
     """The tile in another type."""
-    return replace(tile, expr=cast(tile.expr, dtype))
+    return replace(tile, expr=functions.cast(tile.expr, dtype))
 
 
-def position(value: Any, what: str = "an index", each: int = 0) -> Expr:
+def position(value: Any, what: str = "an index", each: int = 0) -> ir.Expr:
     """A number as a position. Refuses tiles with dimensions, floats, and what may be inactive. ``each``:
     the dimensions of items, each of which may have a number of its own."""
     tile = tile_of(value)
     if tile.own or tile.items not in (0, each) or not tile.dtype.is_integer or tile.mask:
         found = tile if tile.shape or not tile.mask else "a number that may be inactive"
         raise Refusal(f"{found} as {what}", "a whole number")
-    return cast(tile.expr, index) if tile.dtype.kind != "index" else tile.expr
+    return functions.cast(tile.expr, ir.index) if tile.dtype.kind != "index" else tile.expr
 
 
-def _condition(tile: Tile) -> Expr:
-    if tile.dtype is not boolean:
+def _condition(tile: Tile) -> ir.Expr:
+    if tile.dtype is not ir.boolean:
         raise Refusal(f"{tile} as a condition", "a boolean tile", "np.where(x > 0, x, 0.0)")
     return tile.expr
 
 
-def _shared(tiles: list[Tile], values: list[Any]) -> DType:
+def _shared(tiles: list[Tile], values: list[Any]) -> ir.DType:
     weak: list[type] = [type(v) for v in values if is_number(v)]
     strong = [t.dtype for t, v in zip(tiles, values, strict=True) if not is_number(v)]
-    return common(strong or [t.dtype for t in tiles], weak)
+    return functions.common(strong or [t.dtype for t in tiles], weak)
 
 
 @dataclass(frozen=True, slots=True)

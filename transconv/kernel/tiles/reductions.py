@@ -16,31 +16,7 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
-from transconv.ir import (
-    FALSE,
-    REDUCERS,
-    Cast,
-    Const,
-    DType,
-    Expr,
-    FuncCall,
-    Lane,
-    Reduce,
-    Renamed,
-    Select,
-    Spread,
-    Var,
-    all_of,
-    boolean,
-    dot,
-    eq,
-    f32,
-    i32,
-    lanes_of,
-    multiplied_as,
-    ne,
-    select,
-)
+from transconv import ir
 from transconv.kernel.functions import (
     REDUCTIONS,
     TileReduction,
@@ -72,48 +48,48 @@ def reduced(b: Building, row: TileReduction, x: Tile, axis: Any = None, keepdims
     if row.types == "place":
         return _place(b, row, x, axes, keepdims)
     if row.types == "mean":
-        wide = x.dtype if x.dtype.kind == "float" and x.dtype.bits >= 32 else f32
-        ones = replace(x, expr=Const(1.0, wide))
+        wide = x.dtype if x.dtype.kind == "float" and x.dtype.bits >= 32 else ir.f32
+        ones = replace(x, expr=ir.Const(1.0, wide))
         total = reduced(b, REDUCTIONS["sum"], as_type(x, wide), axis, keepdims)
-        if FALSE in x.mask:
-            return as_type(total, x.dtype if x.dtype.kind == "float" else f32)
+        if ir.FALSE in x.mask:
+            return as_type(total, x.dtype if x.dtype.kind == "float" else ir.f32)
         mean = named(b, "divide", total, reduced(b, REDUCTIONS["sum"], ones, axis, keepdims))
-        return as_type(mean, x.dtype if x.dtype.kind == "float" else f32)
+        return as_type(mean, x.dtype if x.dtype.kind == "float" else ir.f32)
     gives, work = types_of(row, x.dtype)
     value = cast(x.expr, work)
     if row.types == "bool":
-        value = cast(cast(x.expr, boolean), i32)
+        value = cast(cast(x.expr, ir.boolean), ir.i32)
     made = _over(b, row, value, x, axes)
     kept, active = _kept(keepdims), _active(b, x, axes)
     result = replace(x, expr=cast(made, gives), mask=active)
     return _without(b, result, axes, kept)
 
 
-def _over(b: Building, row: TileReduction, value: Expr, x: Tile, axes: Sequence[int]) -> Expr:
+def _over(b: Building, row: TileReduction, value: ir.Expr, x: Tile, axes: Sequence[int]) -> ir.Expr:
     """The name of the reduced value, still along the lanes of the dimensions that are left."""
     lanes = _lanes(x, axes)
-    neutral = REDUCERS[row.op].identity(value.dtype)
+    neutral = ir.REDUCERS[row.op].identity(value.dtype)
     part = _along(b, x, lanes)
-    if FALSE in x.mask:  # no element is active, nor is the result
+    if ir.FALSE in x.mask:  # no element is active, nor is the result
         return neutral
-    if isinstance(value, Const) and not part:
+    if isinstance(value, ir.Const) and not part:
         return _repeated(row, value, prod(x.shape[at] for at in axes))
     if part and not (row.op == "sum" and b.is_zero(value, part)):
-        value = Select(all_of(part), value, neutral)
-    missing = [lane for lane in lanes if lane not in lanes_of(value, b.scope)]
+        value = ir.Select(ir.all_of(part), value, neutral)
+    missing = [lane for lane in lanes if lane not in ir.lanes_of(value, b.scope)]
     if missing:
-        all_lanes = {*lanes_of(value, b.scope), *missing}
-        value = Spread(value, tuple(sorted(all_lanes, key=lambda lane: lane.axis)))
+        all_lanes = {*ir.lanes_of(value, b.scope), *missing}
+        value = ir.Spread(value, tuple(sorted(all_lanes, key=lambda lane: lane.axis)))
     for lane in reversed(lanes):  # the last first: its neighbours are in one thread, or one warp
-        value = Reduce(row.op, value, lane)
+        value = ir.Reduce(row.op, value, lane)
     return b.let(row.name, value) if lanes else b.named(row.name, value)
 
 
-def _repeated(row: TileReduction, value: Const, times: int) -> Const:
+def _repeated(row: TileReduction, value: ir.Const, times: int) -> ir.Const:
     """The reduction of so many equal elements."""
     if row.op not in ("sum", "prod"):
         return value
-    return Const(value.value * times if row.op == "sum" else value.value**times, value.dtype)
+    return ir.Const(value.value * times if row.op == "sum" else value.value**times, value.dtype)
 
 
 def _active(b: Building, x: Tile, axes: Sequence[int]) -> Mask:
@@ -122,12 +98,14 @@ def _active(b: Building, x: Tile, axes: Sequence[int]) -> Mask:
     return _anywhere(b, x.mask, lanes, [m for m in ends(x.shape) if mentions(m, lanes, b.scope)])
 
 
-def _along(b: Building, x: Tile, lanes: Sequence[Lane]) -> Mask:
+def _along(b: Building, x: Tile, lanes: Sequence[ir.Lane]) -> Mask:
     """The conditions of a tile's mask, and of its ends, that vary along lanes."""
     return joined([m for m in (*x.mask, *ends(x.shape)) if mentions(m, lanes, b.scope)])
 
 
-def _anywhere(b: Building, mask: Sequence[Expr], lanes: Sequence[Lane], within: Sequence[Expr]) -> Mask:
+def _anywhere(
+    b: Building, mask: Sequence[ir.Expr], lanes: Sequence[ir.Lane], within: Sequence[ir.Expr]
+) -> Mask:
     """Where a mask holds for at least one element along lanes, which are elements ``within`` these."""
     inside = [m for m in mask if mentions(m, lanes, b.scope)]
     rest = tuple(m for m in mask if m not in inside)
@@ -135,9 +113,9 @@ def _anywhere(b: Building, mask: Sequence[Expr], lanes: Sequence[Lane], within: 
         return rest
     found = at_first(inside, lanes, b.scope)
     if found is None:
-        there: Expr = Cast(all_of([*inside, *within]), i32)
+        there: ir.Expr = ir.Cast(ir.all_of([*inside, *within]), ir.i32)
         for lane in lanes:
-            there = Reduce("max", there, lane)
+            there = ir.Reduce("max", there, lane)
         found = (b.let("active", there) > 0,)
     return b.proved(joined(rest, found))
 
@@ -150,15 +128,15 @@ def _place(b: Building, row: TileReduction, x: Tile, axes: Sequence[int], keepdi
     lane = lanes_along(x.shape)[at]
     kept, active = _kept(keepdims), _active(b, x, axes)
     if lane is None:
-        return _without(b, replace(x, expr=Const(0, i32), mask=active), axes, kept)
-    value = b.named("value", cast(x.expr, i32 if x.dtype is boolean else x.dtype))
+        return _without(b, replace(x, expr=ir.Const(0, ir.i32), mask=active), axes, kept)
+    value = b.named("value", cast(x.expr, ir.i32 if x.dtype is ir.boolean else x.dtype))
     whole = replace(x, expr=value)
     extreme = _over(b, row, value, whole, axes)
     part = _along(b, x, [lane])
-    found = eq(value, extreme)
-    here = all_of([found | ne(value, value) if value.dtype.kind == "float" else found, *part])
-    index_of = Cast(lane, i32)
-    first = Reduce("min", select(here, index_of, Const(lane.extent, i32)), lane)
+    found = ir.eq(value, extreme)
+    here = ir.all_of([found | ir.ne(value, value) if value.dtype.kind == "float" else found, *part])
+    index_of = ir.Cast(lane, ir.i32)
+    first = ir.Reduce("min", ir.select(here, index_of, ir.Const(lane.extent, ir.i32)), lane)
     return _without(b, replace(x, expr=b.let(row.name, first), mask=active), axes, kept)
 
 
@@ -171,7 +149,7 @@ def _without(b: Building, x: Tile, axes: Sequence[int], kept: bool) -> Tile:
     return replace(b.placed(alone, tuple(x.shape[i] for i in left), tuple(left)), items=x.items)
 
 
-def _lanes(x: Tile, axes: Sequence[int]) -> list[Lane]:
+def _lanes(x: Tile, axes: Sequence[int]) -> list[ir.Lane]:
     along = lanes_along(x.shape)
     return [lane for at in axes if (lane := along[at]) is not None]
 
@@ -203,18 +181,18 @@ def _computed(b: Building, p: PendingProduct, chip: Chip) -> Tile:
     operands = _operands(b, p, chip)
     if operands is None:
         return _summed(b, p)
-    acc = b.alloc("product", p.result, p.own, Const(0.0 if p.result.kind == "float" else 0, p.result))
-    b.add(FuncCall(dot(chip.precision), (acc, *operands)))
+    acc = b.alloc("product", p.result, p.own, ir.Const(0.0 if p.result.kind == "float" else 0, p.result))
+    b.add(ir.FuncCall(ir.dot(chip.precision), (acc, *operands)))
     b.changing.discard(acc)  # complete
     return Tile(p.own, acc, active(b, p))
 
 
-def added(b: Building, acc: Var, p: PendingProduct, chip: Chip) -> bool:
+def added(b: Building, acc: ir.Var, p: PendingProduct, chip: Chip) -> bool:
     """Add a product to a name that changes, in one call of the matrix unit; whether that is possible."""
     operands = _operands(b, p, chip) if acc.type is p.result else None
     if operands is None:
         return False
-    b.add(FuncCall(dot(chip.precision), (acc, *operands)))
+    b.add(ir.FuncCall(ir.dot(chip.precision), (acc, *operands)))
     return True
 
 
@@ -230,7 +208,7 @@ def active(b: Building, p: PendingProduct) -> Mask:
     return b.proved(_anywhere(b, masks, [middle], end))
 
 
-def _operands(b: Building, p: PendingProduct, chip: Chip) -> tuple[Expr, Expr] | None:
+def _operands(b: Building, p: PendingProduct, chip: Chip) -> tuple[ir.Expr, ir.Expr] | None:
     """The operands of a call of the matrix unit; None where there is no instruction for them, and for
     items, each of which has a product of its own."""
     if p.items:
@@ -246,17 +224,17 @@ def _operands(b: Building, p: PendingProduct, chip: Chip) -> tuple[Expr, Expr] |
     return (_operand(b, p.a, kind, inner, middle, chip), _operand(b, p.b, kind, again, middle, chip))
 
 
-def _operand(b: Building, x: Tile, kind: DType, lane: Lane, middle: Lane, chip: Chip) -> Expr:
+def _operand(b: Building, x: Tile, kind: ir.DType, lane: ir.Lane, middle: ir.Lane, chip: Chip) -> ir.Expr:
     """A name of the operand, 0 where it is inactive along ``lane``, which becomes ``middle``."""
     value = as_type(x, kind).expr
     mask = _along(b, x, [lane])
     if mask and not b.is_zero(value, mask):
-        value = Select(all_of(mask), value, Const(0.0 if kind.kind == "float" else 0, kind))
-    if (taken := multiplied_as(kind, chip.precision)) is not kind:
-        value = Cast(value, taken)
-    if lanes_of(value, b.scope) != x.lanes:
-        value = Spread(value, x.lanes)
-    if not isinstance(value, (Var, Renamed)):
+        value = ir.Select(ir.all_of(mask), value, ir.Const(0.0 if kind.kind == "float" else 0, kind))
+    if (taken := ir.multiplied_as(kind, chip.precision)) is not kind:
+        value = ir.Cast(value, taken)
+    if ir.lanes_of(value, b.scope) != x.lanes:
+        value = ir.Spread(value, x.lanes)
+    if not isinstance(value, (ir.Var, ir.Renamed)):
         value = b.let("operand", value)
     return b.move(value, {lane: middle})
 

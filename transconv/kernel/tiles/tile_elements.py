@@ -8,25 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from transconv.ir import (
-    FALSE,
-    ZERO,
-    Const,
-    Expr,
-    Lane,
-    Not,
-    Reduce,
-    Select,
-    all_of,
-    as_expr,
-    boolean,
-    eq,
-    free_vars,
-    i32,
-    lanes_of,
-    select,
-    substitute,
-)
+from transconv import ir
 from transconv.kernel.functions import cast, common, held_number
 from transconv.kernel.source import Refusal
 from transconv.kernel.tiles.kernel_builder import Building, aligned, position
@@ -74,7 +56,7 @@ def taken(b: Building, x: Tile, items: Sequence[Any]) -> Tile:
     return replace(b.placed(picked, tuple(shape), tuple(of)), items=x.items)
 
 
-def _bounds(b: Building, item: slice, size: int) -> tuple[Expr, int, int]:
+def _bounds(b: Building, item: slice, size: int) -> tuple[ir.Expr, int, int]:
     """The start, the size and the step of a slice whose size is known."""
     step = 1 if item.step is None else item.step
     bounds = (item.start, item.stop)
@@ -82,9 +64,9 @@ def _bounds(b: Building, item: slice, size: int) -> tuple[Expr, int, int]:
         places = range(*item.indices(size))
         if not places:
             raise Refusal("an empty slice of a tile", "at least one element")
-        return Const(places.start), len(places), step
-    start = ZERO if item.start is None else position(item.start, "a bound of a slice")
-    stop = as_expr(size) if item.stop is None else position(item.stop, "a bound of a slice")
+        return ir.Const(places.start), len(places), step
+    start = ir.ZERO if item.start is None else position(item.start, "a bound of a slice")
+    stop = ir.as_expr(size) if item.stop is None else position(item.stop, "a bound of a slice")
     if not b.is_not_negative(start):
         raise Refusal(
             "a slice of a tile whose start may be below 0 at run time, where NumPy counts from the end",
@@ -92,7 +74,7 @@ def _bounds(b: Building, item: slice, size: int) -> tuple[Expr, int, int]:
             "x[i:i + 4]",
         )
     count = simplify(stop - start, b.facts)
-    if step != 1 or not isinstance(count, Const) or count.value < 1:
+    if step != 1 or not isinstance(count, ir.Const) or count.value < 1:
         raise Refusal(
             "a slice of a tile whose size is known at run time only",
             "sizes that are numbers",
@@ -101,32 +83,32 @@ def _bounds(b: Building, item: slice, size: int) -> tuple[Expr, int, int]:
     return start, int(count.value), 1
 
 
-def part(b: Building, x: Tile, at: int, start: Expr, size: int, step: int = 1) -> Tile:
+def part(b: Building, x: Tile, at: int, start: ir.Expr, size: int, step: int = 1) -> Tile:
     """``size`` elements along a dimension, from ``start`` on; those beyond the tile are inactive. Each is
     the sum of one element and zeros."""
     before, shape = x.shape[at], tuple(size if i == at else n for i, n in enumerate(x.shape))
     old, new = lanes_along(x.shape)[at], lanes_along(shape)[at]
-    first = start.value if isinstance(start, Const) else None
+    first = start.value if isinstance(start, ir.Const) else None
     inside = first is not None and 0 <= first and first + (size - 1) * step < before
     if old is None:  # one element, which is there or not
-        where = [] if inside else [eq(start if new is None else start + new * step, 0)]
+        where = [] if inside else [ir.eq(start if new is None else start + new * step, 0)]
         return replace(x, shape=shape, mask=b.proved(joined(x.mask, where)))
     if first == 0 and step == 1 and new is old:
         return replace(x, shape=shape, mask=joined(x.mask, [] if size <= before else [old < before]))
     between = between_lane(len(x.shape) - 1 - at, before)
     there = start if new is None else start + (new if step == 1 else new * step)
-    here, end = eq(between, there), [between < before] if between.extent != before else []
+    here, end = ir.eq(between, there), [between < before] if between.extent != before else []
 
-    def moved(e: Expr, dtype: Any, op: str) -> Expr:
-        zero = Const(0.0 if dtype.kind == "float" else 0, dtype)
-        one = Select(all_of([here, *end]), cast(b.move(e, {old: between}), dtype), zero)
-        return b.let("part", Reduce(op, one, between))
+    def moved(e: ir.Expr, dtype: Any, op: str) -> ir.Expr:
+        zero = ir.Const(0.0 if dtype.kind == "float" else 0, dtype)
+        one = ir.Select(ir.all_of([here, *end]), cast(b.move(e, {old: between}), dtype), zero)
+        return b.let("part", ir.Reduce(op, one, between))
 
-    value: Expr = x.expr
-    if old in lanes_of(x.expr, b.scope):
-        work = i32 if x.dtype.kind in ("bool", "index") or x.dtype.bits < 16 else x.dtype
+    value: ir.Expr = x.expr
+    if old in ir.lanes_of(x.expr, b.scope):
+        work = ir.i32 if x.dtype.kind in ("bool", "index") or x.dtype.bits < 16 else x.dtype
         value = cast(moved(x.expr, work, "sum"), x.dtype)
-    mask = [moved(m, i32, "max") > 0 if old in lanes_of(m, b.scope) else m for m in x.mask]
+    mask = [moved(m, ir.i32, "max") > 0 if old in ir.lanes_of(m, b.scope) else m for m in x.mask]
     mask += [] if inside else [there < before] + ([] if b.is_not_negative(there) else [there >= 0])
     return replace(x, shape=shape, expr=value, mask=b.proved(tuple(mask)))
 
@@ -137,7 +119,7 @@ def resized(b: Building, x: Tile, shape: Shape) -> Tile:
         raise Refusal(f"{x} as one of shape {shape}", f"{len(x.own)} sizes", "x.vec(shape=(4, 4))")
     for at, size in enumerate(shape):
         if size != x.own[at]:
-            x = part(b, x, x.items + at, ZERO, size)
+            x = part(b, x, x.items + at, ir.ZERO, size)
     return x
 
 
@@ -149,16 +131,16 @@ def _is_whole(item: slice, size: int) -> bool:
     )
 
 
-def _at(b: Building, x: Tile, at: int, item: Any) -> tuple[Lane | None, Expr, Mask]:
+def _at(b: Building, x: Tile, at: int, item: Any) -> tuple[ir.Lane | None, ir.Expr, Mask]:
     """The lane of a dimension, an index in it, and where there is one."""
     size, place = x.shape[at], position(item)
-    there = b.proved(() if isinstance(place, Const) else (place < size, place >= -size))
-    if isinstance(place, Const):
+    there = b.proved(() if isinstance(place, ir.Const) else (place < size, place >= -size))
+    if isinstance(place, ir.Const):
         if not -size <= place.value < size:
             raise Refusal(
                 f"index {place.value} in a dimension of {size} elements", f"{-size} to {size - 1}"
             )
-        place = Const(int(place.value) % size)
+        place = ir.Const(int(place.value) % size)
     elif not b.is_not_negative(place):
         place = place % size
     return lanes_along(x.shape)[at], place, there
@@ -170,20 +152,22 @@ def _picked(b: Building, x: Tile, at: int, item: Any) -> Tile:
     shape = tuple(1 if i == at else n for i, n in enumerate(x.shape))
     if lane is None:
         return replace(x, shape=shape, mask=joined(x.mask, there_is))
-    if isinstance(x.expr, Const):
-        value: Expr = x.expr
+    if isinstance(x.expr, ir.Const):
+        value: ir.Expr = x.expr
     else:
-        work = i32 if x.dtype.kind in ("bool", "index") or x.dtype.bits < 16 else x.dtype
-        one = Select(eq(lane, place), cast(x.expr, work), Const(0.0 if work.kind == "float" else 0, work))
-        value = cast(b.let("element", Reduce("sum", one, lane)), x.dtype)
+        work = ir.i32 if x.dtype.kind in ("bool", "index") or x.dtype.bits < 16 else x.dtype
+        one = ir.Select(
+            ir.eq(lane, place), cast(x.expr, work), ir.Const(0.0 if work.kind == "float" else 0, work)
+        )
+        value = cast(b.let("element", ir.Reduce("sum", one, lane)), x.dtype)
     lanes = {lane: place}
-    mask: list[Expr] = []
+    mask: list[ir.Expr] = []
     for m in x.mask:
-        if any(b.scope.get(v) for v in free_vars(m)):
-            there = Select(eq(lane, place), cast(m, i32), Const(0, i32))
-            mask.append(b.let("active", Reduce("max", there, lane)) > 0)
+        if any(b.scope.get(v) for v in ir.free_vars(m)):
+            there = ir.Select(ir.eq(lane, place), cast(m, ir.i32), ir.Const(0, ir.i32))
+            mask.append(b.let("active", ir.Reduce("max", there, lane)) > 0)
         else:
-            mask.append(substitute(m, lanes))
+            mask.append(ir.substitute(m, lanes))
     return Tile(shape, value, b.proved(joined(mask, there_is)), x.vector)
 
 
@@ -198,7 +182,7 @@ def assigned(b: Building, x: Tile, items: Sequence[Any], value: Any) -> Tile:
     items = each_dimension(items, len(x.shape), "a tile")
     if any(i is None for i in items):
         raise Refusal("None in the place of an assignment", "slices and indices")
-    where: list[Expr] = []
+    where: list[ir.Expr] = []
     left: list[int] = []
     for at, item in enumerate(items):
         if isinstance(item, slice):
@@ -207,7 +191,7 @@ def assigned(b: Building, x: Tile, items: Sequence[Any], value: Any) -> Tile:
         else:
             lane, place, there_is = _at(b, x, at, item)
             where += there_is
-            where += [] if lane is None else [eq(lane, place)]
+            where += [] if lane is None else [ir.eq(lane, place)]
     held_number(value, x.dtype)
     given = tile_of(value)
     shape = tuple(x.shape[i] for i in left)
@@ -230,7 +214,7 @@ def assigned(b: Building, x: Tile, items: Sequence[Any], value: Any) -> Tile:
     return written(b, x, cast(there.expr, x.dtype), there.mask, tuple(where))
 
 
-def _range(x: Tile, at: int, item: slice) -> list[Expr]:
+def _range(x: Tile, at: int, item: slice) -> list[ir.Expr]:
     """The condition of a slice with numbers for bounds."""
     bounds = (item.start, item.stop, item.step)
     if any(not (n is None or isinstance(n, int)) for n in bounds) or item.step not in (None, 1):
@@ -242,12 +226,12 @@ def _range(x: Tile, at: int, item: slice) -> list[Expr]:
     start, stop, _ = item.indices(x.shape[at])
     lane = lanes_along(x.shape)[at]
     if lane is None:
-        return [] if start < stop else [Const(False, boolean)]
-    made: list[Expr] = [lane >= start] if start else []
+        return [] if start < stop else [ir.Const(False, ir.boolean)]
+    made: list[ir.Expr] = [lane >= start] if start else []
     return made + ([lane < stop] if stop < x.shape[at] else [])
 
 
-def written(b: Building, x: Tile, value: Expr, mask: Mask, where: Mask) -> Tile:
+def written(b: Building, x: Tile, value: ir.Expr, mask: Mask, where: Mask) -> Tile:
     """A tile with a value written where conditions hold and the value is active."""
     part = joined(where, mask)
     made = b.where(part, value, x.expr)
@@ -256,9 +240,9 @@ def written(b: Building, x: Tile, value: Expr, mask: Mask, where: Mask) -> Tile:
 
 def inactive(x: Tile) -> Tile:
     """``x.mask``: True where an element is inactive, as in numpy.ma."""
-    if not x.mask or FALSE in x.mask:
-        return Tile(x.shape, Const(bool(x.mask), boolean), (), True, x.items)
-    return Tile(x.shape, Not(all_of(x.mask)), (), True, x.items)
+    if not x.mask or ir.FALSE in x.mask:
+        return Tile(x.shape, ir.Const(bool(x.mask), ir.boolean), (), True, x.items)
+    return Tile(x.shape, ir.Not(ir.all_of(x.mask)), (), True, x.items)
 
 
 def without_mask(b: Building, x: Tile, fill_value: Any) -> Tile:
@@ -310,11 +294,11 @@ def stacked(b: Building, values: Any, axis: int = 0) -> Tile:
     shape = (*parts[0].shape[:place], n, *parts[0].shape[place + 1 :])
     lane = lanes_along(shape)[place]
 
-    def chosen(first: int, last: int, each: Sequence[Expr]) -> Expr:
+    def chosen(first: int, last: int, each: Sequence[ir.Expr]) -> ir.Expr:
         if lane is None or last - first == 1 or len({*each[first:last]}) == 1:
             return each[first]
         middle = (first + last) // 2
-        return select(lane < middle, chosen(first, middle, each), chosen(middle, last, each))
+        return ir.select(lane < middle, chosen(first, middle, each), chosen(middle, last, each))
 
     made = b.let("stacked", chosen(0, n, [cast(t.expr, dtype) for t in parts]))
     masks = [whole(t.mask) for t in parts]

@@ -34,32 +34,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from transconv.ir import (
-    FALSE,
-    TRUE,
-    ZERO,
-    Add,
-    Const,
-    DType,
-    Expr,
-    ExprMutator,
-    Lane,
-    Lt,
-    Mul,
-    Or,
-    Reduce,
-    Renamed,
-    Tensor,
-    Var,
-    all_of,
-    boolean,
-    f32,
-    free_vars,
-    i32,
-    index,
-    lanes_of,
-    substitute,
-)
+from transconv import ir
 from transconv.kernel.source import Refusal, named, number_of
 from transconv.simplify import Facts, simplify
 from transconv.support import KernelError
@@ -70,7 +45,7 @@ PLACES = ("col", "row", "page", "book", "shelf", "room")
 """The names of places, from the last dimension to the first."""
 LAST = 32  # the axis of the last dimension's lanes; axes between two places are those of products
 Shape = tuple[int, ...]
-Scope = dict[Var, tuple[Lane, ...]]
+Scope = dict[ir.Var, tuple[ir.Lane, ...]]
 
 
 def capacity(size: int) -> int:
@@ -78,11 +53,11 @@ def capacity(size: int) -> int:
     return 1 << max(0, size - 1).bit_length()
 
 
-def lane_at(place: int, size: int) -> Lane | None:
+def lane_at(place: int, size: int) -> ir.Lane | None:
     """The lane of a dimension of this size, ``place`` dimensions before the last; None for one element."""
     if size == 1:
         return None
-    return Lane(f"{PLACES[place]}{capacity(size)}", capacity(size), LAST - 2 * place)
+    return ir.Lane(f"{PLACES[place]}{capacity(size)}", capacity(size), LAST - 2 * place)
 
 
 def each_dimension(items: Sequence[Any], ndim: int, of: str = "an array") -> list[Any]:
@@ -97,29 +72,29 @@ def each_dimension(items: Sequence[Any], ndim: int, of: str = "an array") -> lis
     return found
 
 
-def lanes_along(shape: Sequence[int]) -> tuple[Lane | None, ...]:
+def lanes_along(shape: Sequence[int]) -> tuple[ir.Lane | None, ...]:
     """The lane of each dimension."""
     if len(shape) > len(PLACES):
         raise Refusal(f"a tile of {len(shape)} dimensions", f"up to {len(PLACES)}")
     return tuple(lane_at(len(shape) - 1 - at, size) for at, size in enumerate(shape))
 
 
-def inner_lane(size: int) -> Lane:
+def inner_lane(size: int) -> ir.Lane:
     """The lane over which a product sums: the columns of its left operand, the rows of its right one."""
-    return Lane(f"inner{capacity(size)}", capacity(size), LAST - 1)
+    return ir.Lane(f"inner{capacity(size)}", capacity(size), LAST - 1)
 
 
-def between_lane(place: int, size: int) -> Lane:
+def between_lane(place: int, size: int) -> ir.Lane:
     """The lane along which elements of a dimension are looked for, beside that of those that are found."""
-    return Lane(f"found_{PLACES[place]}{capacity(size)}", capacity(size), LAST - 2 * place - 1)
+    return ir.Lane(f"found_{PLACES[place]}{capacity(size)}", capacity(size), LAST - 2 * place - 1)
 
 
-def own_lanes(shape: Sequence[int]) -> tuple[Lane, ...]:
+def own_lanes(shape: Sequence[int]) -> tuple[ir.Lane, ...]:
     """The lanes of a tile, in the order of its dimensions."""
     return tuple(x for x in lanes_along(shape) if x is not None)
 
 
-def ends(shape: Sequence[int]) -> tuple[Expr, ...]:
+def ends(shape: Sequence[int]) -> tuple[ir.Expr, ...]:
     """The conditions that hold for the elements of a tile, and not for the lanes beyond its end."""
     return tuple(
         lane < size
@@ -145,41 +120,41 @@ def broadcast(*shapes: Shape) -> Shape:
     return tuple(made)
 
 
-def moved(e: Expr, lanes: dict[Lane, Lane], scope: Scope) -> Expr:
+def moved(e: ir.Expr, lanes: dict[ir.Lane, ir.Lane], scope: Scope) -> ir.Expr:
     """An expression along other lanes. ``scope``: the lanes of variables."""
     lanes = {a: b for a, b in lanes.items() if a is not b}
     return _Moved(lanes, scope).mutate(e) if lanes else e
 
 
-class _Moved(ExprMutator):
-    def __init__(self, lanes: dict[Lane, Lane], scope: Scope) -> None:
+class _Moved(ir.ExprMutator):
+    def __init__(self, lanes: dict[ir.Lane, ir.Lane], scope: Scope) -> None:
         super().__init__()
         self.lanes, self.scope = lanes, scope
 
-    def mutate_Lane(self, at: Lane) -> Expr:
+    def mutate_Lane(self, at: ir.Lane) -> ir.Expr:
         return self.lanes.get(at, at)
 
-    def mutate_Var(self, at: Var) -> Expr:
+    def mutate_Var(self, at: ir.Var) -> ir.Expr:
         return renamed(at, {x: self.lanes.get(x, x) for x in self.scope.get(at, ())})
 
-    def mutate_Renamed(self, at: Renamed) -> Expr:
-        assert isinstance(at.x, Var)
+    def mutate_Renamed(self, at: ir.Renamed) -> ir.Expr:
+        assert isinstance(at.x, ir.Var)
         before = {x: at.of(x) for x in self.scope.get(at.x, ())}
         return renamed(at.x, {x: self.lanes.get(y, y) for x, y in before.items()})
 
-    def mutate_Reduce(self, at: Reduce) -> Expr:
+    def mutate_Reduce(self, at: ir.Reduce) -> ir.Expr:
         raise AssertionError(f"{at} has no name")
 
 
-def renamed(var: Var, lanes: dict[Lane, Lane]) -> Expr:
+def renamed(var: ir.Var, lanes: dict[ir.Lane, ir.Lane]) -> ir.Expr:
     """A name along other lanes."""
     other = [(a, b) for a, b in lanes.items() if a is not b]
-    return Renamed(var, tuple(a for a, _ in other), tuple(b for _, b in other)) if other else var
+    return ir.Renamed(var, tuple(a for a, _ in other), tuple(b for _, b in other)) if other else var
 
 
 # -- values ----------------------------------------------------------------------------------------
 
-Mask: TypeAlias = tuple[Expr, ...]
+Mask: TypeAlias = tuple[ir.Expr, ...]
 """Conditions, all of which hold where an element is active; none for a tile that is active everywhere."""
 
 
@@ -190,7 +165,7 @@ class Tile:
     which has the rest as its own value."""
 
     shape: Shape
-    expr: Expr
+    expr: ir.Expr
     mask: Mask = ()
     vector: bool = False
     items: int = 0
@@ -201,12 +176,12 @@ class Tile:
         return self.shape[self.items :]
 
     @property
-    def dtype(self) -> DType:
+    def dtype(self) -> ir.DType:
         """The type of its elements."""
         return self.expr.dtype
 
     @property
-    def lanes(self) -> tuple[Lane, ...]:
+    def lanes(self) -> tuple[ir.Lane, ...]:
         """The lanes of its dimensions, without those of one element."""
         return own_lanes(self.shape)
 
@@ -224,11 +199,11 @@ class DimSlice:
     counts from the end; ``unsure``: whether it may also not be."""
 
     dim: int
-    start: Expr
-    stop: Expr
+    start: ir.Expr
+    stop: ir.Expr
     step: int = 1
-    place: Expr | None = None
-    least: Expr = ZERO
+    place: ir.Expr | None = None
+    least: ir.Expr = ir.ZERO
     unsure: bool = False
 
 
@@ -239,9 +214,9 @@ class ArrayView:
     ``items``: the shape of the items that each have such a part; places then vary along its lanes.
     ``layout``: where the elements are in an array of one dimension."""
 
-    tensor: Tensor
+    tensor: ir.Tensor
     along: tuple[DimSlice | None, ...]
-    at: dict[int, Expr] = field(default_factory=dict)
+    at: dict[int, ir.Expr] = field(default_factory=dict)
     mask: Mask = ()
     items: Shape = ()
     layout: IndexMap | None = None
@@ -281,15 +256,15 @@ def tile_of(value: Any) -> Tile:
     if isinstance(value, Tile):
         return value
     if isinstance(value, bool):
-        return Tile((), Const(value, boolean))
+        return Tile((), ir.Const(value, ir.boolean))
     if isinstance(value, int):
-        return Tile((), Const(number_of(value), index))
+        return Tile((), ir.Const(number_of(value), ir.index))
     if isinstance(value, float):
-        return Tile((), Const(value, f32))
+        return Tile((), ir.Const(value, ir.f32))
     raise Refusal(described(value), "a tile or a number")
 
 
-def combined(tiles: Sequence[Tile], expr: Expr) -> Tile:
+def combined(tiles: Sequence[Tile], expr: ir.Expr) -> Tile:
     """A value of tiles that are combined element by element: active where all of them are."""
     return Tile(
         broadcast(*(t.shape for t in tiles)),
@@ -312,39 +287,39 @@ def described(value: Any) -> str:
     return f"{type(value).__name__} {name}".strip()
 
 
-def is_leaf(e: Expr) -> bool:
+def is_leaf(e: ir.Expr) -> bool:
     """Whether repeating an expression costs nothing."""
-    return isinstance(e.x if isinstance(e, Renamed) else e, (Var, Const, Lane))
+    return isinstance(e.x if isinstance(e, ir.Renamed) else e, (ir.Var, ir.Const, ir.Lane))
 
 
-WEAK = {bool: i32, int: i32, float: f32}
+WEAK = {bool: ir.i32, int: ir.i32, float: ir.f32}
 """The types of numbers that change in a loop at run time."""
 
 
 # -- masks -----------------------------------------------------------------------------------------
 
 
-def joined(*masks: Iterable[Expr]) -> Mask:
+def joined(*masks: Iterable[ir.Expr]) -> Mask:
     """The mask of what needs all of these; ``a`` makes ``a or b`` superfluous."""
-    parts = dict.fromkeys(p for m in masks for p in m if p is not TRUE)
-    if FALSE in parts:
-        return (FALSE,)
-    return tuple(p for p in parts if not (isinstance(p, Or) and (p.a in parts or p.b in parts)))
+    parts = dict.fromkeys(p for m in masks for p in m if p is not ir.TRUE)
+    if ir.FALSE in parts:
+        return (ir.FALSE,)
+    return tuple(p for p in parts if not (isinstance(p, ir.Or) and (p.a in parts or p.b in parts)))
 
 
-def whole(mask: Mask) -> Expr:
+def whole(mask: Mask) -> ir.Expr:
     """A mask as one condition."""
-    return all_of(mask) if mask else TRUE
+    return ir.all_of(mask) if mask else ir.TRUE
 
 
-def proved(mask: Iterable[Expr], facts: Facts) -> Mask:
+def proved(mask: Iterable[ir.Expr], facts: Facts) -> Mask:
     """The mask without conditions that always hold; (False,) if one never does."""
     kept = []
     for part in mask:
         found = simplify(part, facts)
-        if found is FALSE:
-            return (FALSE,)
-        if found is not TRUE:
+        if found is ir.FALSE:
+            return (ir.FALSE,)
+        if found is not ir.TRUE:
             kept.append(part)
     return joined(kept)
 
@@ -357,43 +332,43 @@ def either(a: Mask, b: Mask) -> Mask:
     rest_a, rest_b = ([p for p in m if p not in common] for m in (a, b))
     if not rest_a or not rest_b:
         return tuple(common)
-    if FALSE in (rest_a[0], rest_b[0]):
-        return tuple(common) + tuple(rest_b if rest_a[0] is FALSE else rest_a)
-    return (*common, Or(all_of(rest_a), all_of(rest_b)))
+    if ir.FALSE in (rest_a[0], rest_b[0]):
+        return tuple(common) + tuple(rest_b if rest_a[0] is ir.FALSE else rest_a)
+    return (*common, ir.Or(ir.all_of(rest_a), ir.all_of(rest_b)))
 
 
-def at_first(mask: Sequence[Expr], lanes: Iterable[Lane], scope: Scope) -> Mask | None:
+def at_first(mask: Sequence[ir.Expr], lanes: Iterable[ir.Lane], scope: Scope) -> Mask | None:
     """Whether the conditions hold anywhere along lanes, as conditions without these; None if that cannot
     be read off them, because one is no upper bound."""
-    found: list[Expr] = []
+    found: list[ir.Expr] = []
     wanted = set(lanes)
     for part in mask:
-        if part is FALSE:
-            return (FALSE,)
-        varies = any(scope.get(v) for v in free_vars(part))
-        if varies or not (isinstance(part, Lt) and _grows(part.a) and not lanes_of(part.b)):
+        if part is ir.FALSE:
+            return (ir.FALSE,)
+        varies = any(scope.get(v) for v in ir.free_vars(part))
+        if varies or not (isinstance(part, ir.Lt) and _grows(part.a) and not ir.lanes_of(part.b)):
             return None
-        found.append(substitute(part, dict.fromkeys(wanted, ZERO)))
+        found.append(ir.substitute(part, dict.fromkeys(wanted, ir.ZERO)))
     return tuple(found)
 
 
-def _grows(e: Expr) -> bool:
+def _grows(e: ir.Expr) -> bool:
     """Whether an expression grows with each of its lanes."""
     match e:
-        case Lane() | Const():
+        case ir.Lane() | ir.Const():
             return True
-        case Var():
+        case ir.Var():
             return e.dtype.kind == "index"
-        case Add(a, b):
+        case ir.Add(a, b):
             return _grows(a) and _grows(b)
-        case Mul(a, Const(value)):
+        case ir.Mul(a, ir.Const(value)):
             return value > 0 and _grows(a)
-    return not lanes_of(e)
+    return not ir.lanes_of(e)
 
 
-def mentions(e: Expr, lanes: Iterable[Lane], scope: Scope) -> bool:
+def mentions(e: ir.Expr, lanes: Iterable[ir.Lane], scope: Scope) -> bool:
     """Whether an expression varies along one of these lanes."""
-    return bool({*lanes_of(e, scope)} & {*lanes})
+    return bool({*ir.lanes_of(e, scope)} & {*lanes})
 
 
 # -- mappings --------------------------------------------------------------------------------------
@@ -529,7 +504,7 @@ class PendingProduct:
 
     a: Tile
     b: Tile
-    result: DType
+    result: ir.DType
 
     @property
     def own(self) -> tuple[int, ...]:

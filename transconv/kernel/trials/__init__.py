@@ -1,4 +1,4 @@
-"""Trials of drawn kernels: whether all engines that run them say what plain NumPy does."""
+"""Trials of drawn kernels: whether all engines that run them agree with plain NumPy."""
 
 from transconv.kernel.trials.draw import KERNELS
 

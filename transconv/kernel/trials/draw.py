@@ -1,10 +1,10 @@
-"""Draws a kernel: statements over tiles, or a body of work-items.
+"""Drawn kernels: statements over tiles, or a body of work-items.
 
 Comparisons and indices are of exact values alone, so that engines that round otherwise decide alike, and
 values stay small, so that roundings do. Arrays are empty, smaller and larger than tiles; groups reach
 beyond the work.
 
-Some programs say the same of all groups: whole numbers of narrow types over their whole range, loads with
+Some programs say the same of all groups: integers of narrow types over their whole range, loads with
 padding, indices from the end, sums over loops; plain NumPy computes them on whole arrays at once.
 """
 

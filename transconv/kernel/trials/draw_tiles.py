@@ -15,10 +15,10 @@ from transconv.verify.fuzz.trial import chance
 
 @dataclass
 class TrialPage:
-    """``values``: names with a shape, ``RC``, ``R1`` or ``1C``, and a kind: ``f`` a float that engines may
-    round otherwise, ``e`` an exact one, ``h`` an exact one of 16 bits, ``i`` an integer, ``n`` one of
-    the narrow type, ``b`` a boolean.
-    ``rows``, ``cols``: the sizes of a tile; ``empty``: whether arrays may have no elements."""
+    """The page that statements are drawn on. ``values``: names with a shape, ``RC``, ``R1`` or ``1C``, and
+    a kind: ``f`` a float that engines may round otherwise, ``e`` an exact one, ``h`` an exact one of 16
+    bits, ``i`` an integer, ``n`` one of the narrow type, ``b`` a boolean. ``rows``, ``cols``: the sizes of
+    a tile; ``empty``: whether arrays may have no elements."""
 
     rng: Random
     rows: int

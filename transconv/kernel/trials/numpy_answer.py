@@ -1,5 +1,5 @@
-"""What a drawn kernel stores, by plain NumPy: its statements run as Python, once for each group, or once
-for the whole work where they say the same of all groups.
+"""The answer of plain NumPy, what a drawn kernel stores: its statements run as Python, once for each
+group, or once for the whole work where they say the same of all groups.
 
 Nothing here is shared with the simulator or the front end of kernels: the group, its items and its arrays
 are those of this file, types are those that NumPy's functions give, sums are of 64 bits, and what is
@@ -30,7 +30,7 @@ REDUCED = ("sum", "prod", "max", "min", "any", "all", "mean", "argmax", "argmin"
 
 
 class Elements(NDArrayOperatorsMixin):
-    """``data``, and where it is ``active``."""
+    """Elements of a tile: ``data``, and where it is ``active``."""
 
     __hash__ = None  # type: ignore[assignment]
 

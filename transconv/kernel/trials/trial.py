@@ -86,8 +86,9 @@ class Drawn:
 
 @dataclass(frozen=True, slots=True)
 class KernelTrial(Trial):
-    """``work``: the sizes of the launch; ``group``: those of a group; ``lines``: statements, with a ``>``
-    for each statement that they are inside of; ``sub``: the items of a sub-group, 0 if nothing is said."""
+    """A trial of a kernel. ``work``: the sizes of the launch; ``group``: those of a group; ``lines``:
+    statements, with a ``>`` for each statement that they are inside of; ``sub``: the items of a sub-group,
+    0 if nothing is said."""
 
     work: tuple[int, ...]
     group: tuple[int, ...]

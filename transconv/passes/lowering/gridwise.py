@@ -250,9 +250,10 @@ def _tile(
 
 
 class Guard(ir.ExprMutator):
-    """Add the tail masks to every access that depends on a partly filled block. The positions of
-    ``written`` axes are written out. Their loads need no tail mask if their own mask keeps them inside the
-    tensor: results beyond the end are not stored, and the pass ``reuse`` can then share the load."""
+    """The mutator that adds the tail masks to every access that depends on a partly filled block. The
+    positions of ``written`` axes are written out. Their loads need no tail mask if their own mask keeps
+    them inside the tensor: results beyond the end are not stored, and the pass ``reuse`` can then share
+    the load."""
 
     def __init__(self, tails: dict[ir.Var, ir.Expr], nest: Nest, written: set[ir.Var]) -> None:
         super().__init__()

@@ -196,7 +196,7 @@ def upright(kernel: ir.Kernel, schedule: Schedule) -> ir.Kernel:
 
 
 class _Upright(ir.Mutator):
-    """``lanes`` and ``values``: of the variables that are bound so far."""
+    """The pass ``upright``. ``lanes`` and ``values``: of the variables that are bound so far."""
 
     def __init__(self, names: VariableNames) -> None:
         self.names = names  # of variables and lanes
@@ -295,7 +295,7 @@ Values = Mapping[ir.Var, ir.Expr]
 
 
 class LaneRun(NamedTuple):
-    """Of how many lanes, each time, a number is the ``same``, and in how many it counts up (``next``)."""
+    """Runs of lanes: in how many a number is the ``same``, and in how many it counts up (``next``)."""
 
     same: int
     next: int

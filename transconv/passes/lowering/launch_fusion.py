@@ -1,4 +1,4 @@
-"""Joins the kernels of several stride phases into one kernel.
+"""Launch fusion: the kernels of several stride phases become one kernel.
 
 Explicit kernels, whose programs are persistent, do the tiles of one phase after another:
 

@@ -299,7 +299,7 @@ def _is_coarse(dtype: ir.DType) -> bool:
 
 
 class _Marking(ir.ExprMutator):
-    """``names``: of values that become numbers of few bits."""
+    """The finder of quotients to round. ``names``: of values that become numbers of few bits."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Sums that several programs share; part of the pass ``blockwise``.
+"""Split sums, which several programs share; part of the pass ``blockwise``.
 
 With ``split_k`` several programs share a sum:
 
@@ -106,10 +106,10 @@ def split_sums(kernel: ir.Kernel, schedule: Schedule, compute: Compute) -> ir.Ke
 
 
 class _Share(ir.Mutator):
-    """Give each of ``split`` programs an equal number of the steps: a range, or with ``deal`` every so
-    many-th. An ``explicit`` kernel loads boxes, which have no masks, so a program with fewer steps ends
-    its loop earlier; otherwise its loads are masked. If the number of steps is an expression of sizes, so
-    are the ends of the loops; some may be empty."""
+    """The mutator that gives each of ``split`` programs an equal number of the steps: a range, or with
+    ``deal`` every so many-th. An ``explicit`` kernel loads boxes, which have no masks, so a program with
+    fewer steps ends its loop earlier; otherwise its loads are masked. If the number of steps is an
+    expression of sizes, so are the ends of the loops; some may be empty."""
 
     def __init__(self, schedule: Schedule, loop: ir.For) -> None:
         self.split, self.deal, self.explicit = schedule.split_k, schedule.deal, schedule.via == "gluon"

@@ -80,9 +80,10 @@ class _Begun(ir.Mutator):
 
 
 class Reducing:
-    """Makes the reductions of tiles. ``sums``: of each value, its sum over a tile; ``told``: the values of
-    lets, and of the counters of loops that run once; ``dealt``: the counter of the tiles of one program;
-    ``before`` and ``behind``: the statements around that loop; ``late``: lanes are combined behind it."""
+    """The builder of the reductions of tiles. ``sums``: of each value, its sum over a tile; ``told``: the
+    values of lets, and of the counters of loops that run once; ``dealt``: the counter of the tiles of one
+    program; ``before`` and ``behind``: the statements around that loop; ``late``: lanes are combined
+    behind it."""
 
     def __init__(self, late: bool) -> None:
         self.late = late

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from math import prod
 from typing import TypeVar
 
 from transconv import ir
@@ -25,6 +26,7 @@ from transconv.passes.scope import ScopedMutator
 from transconv.simplify import Facts, facts_of, range_of, simplify
 
 LIMIT = 2**31 - 1
+ENOUGH = 2**29  # elements of a tensor that requirements of indices must not exclude
 B = TypeVar("B", ir.BoxLoad, ir.BoxStore)
 
 
@@ -43,7 +45,7 @@ class _Narrow(ScopedMutator):
 
     def fits(self, e: ir.Expr) -> bool:
         """Whether every value in the expression is proved to fit into 32 bits."""
-        if isinstance(e, (ir.Load,)):
+        if isinstance(e, ir.Load):
             return self.fits(e.offset)
         if e.dtype is ir.index:  # other integers keep the type of their tensor
             found = range_of(self.whole(e), self.facts)
@@ -62,28 +64,23 @@ class _Narrow(ScopedMutator):
 
     def widen(self, e: ir.Expr) -> ir.Expr:
         """The same value in 64 bits."""
-        if e.dtype.kind in ("float", "int"):  # indices inside may need 64 bits, the value itself does not
-            own: dict[ir.Node, ir.Expr] = {
-                c: self.index(c) for c in e.children() if isinstance(c, ir.Expr)
-            }
-            return ir.substitute(e, own)
-        if isinstance(e, ir.Const):
-            return ir.Const(e.value, ir.index64)
-        if isinstance(e, ir.Cast) and e.type is ir.index:  # an integer of a tensor, used as an address
-            return ir.Cast(e.x, ir.index64)
-        if isinstance(e, (ir.Var, ir.Lane)) or self.fits(e):
-            return e if e.dtype is ir.index64 else ir.Cast(e, ir.index64)
-        if isinstance(e, (ir.Arithmetic, ir.Compare)):
-            return type(e)(self.widen(e.a), self.widen(e.b))
-        if isinstance(e, ir.Select):
-            return ir.Select(self.index(e.cond), self.widen(e.yes), self.widen(e.no))
+        if e.dtype.kind not in ("float", "int"):  # else only indices inside of it may need 64 bits
+            if isinstance(e, ir.Const):
+                return ir.Const(e.value, ir.index64)
+            if isinstance(e, ir.Cast) and e.type is ir.index:  # an integer of a tensor, used as an address
+                return ir.Cast(e.x, ir.index64)
+            if isinstance(e, (ir.Var, ir.Lane)) or self.fits(e):
+                return e if e.dtype is ir.index64 else ir.Cast(e, ir.index64)
+            if isinstance(e, (ir.Arithmetic, ir.Compare)):
+                return type(e)(self.widen(e.a), self.widen(e.b))
+            if isinstance(e, ir.Select):
+                return ir.Select(self.index(e.cond), self.widen(e.yes), self.widen(e.no))
         changes: dict[ir.Node, ir.Expr] = {
             c: self.index(c) for c in e.children() if isinstance(c, ir.Expr)
         }
         return ir.substitute(e, changes)
 
-    def bound(self, e: ir.Expr) -> ir.Expr:
-        return self.index(e)
+    bound = index
 
     def mutate_For(self, loop: ir.For) -> ir.Stmt:
         """Tiles are counted in 32 bits, also where their number is computed in 64."""
@@ -148,9 +145,6 @@ class _Narrow(ScopedMutator):
         )
 
 
-ENOUGH = 2**29  # elements of a tensor that requirements of indices must not exclude
-
-
 class Reach:
     """The farthest value of each index of a kernel, and what is required of its sizes so that indices fit
     ``limit``. ``whole`` expands the lets of an expression, ``is_not_negative`` says whether it is known
@@ -171,7 +165,8 @@ class Reach:
         self.far: dict[ir.Var, ir.Expr] = {}
         self.named: dict[ir.Node, ir.Expr] = {}  # lets that are expressions of sizes
         self.farthest: dict[object, ir.Expr] = {}  # of those that differ by numbers alone
-        counts = [_elements(t) for t in kernel.params if t.extents and not t.planes]  # planes are boxes
+        memory = [t.extents for t in kernel.params if t.extents and not t.planes]  # planes are boxes
+        counts = [prod(extents, start=ir.as_expr(1)) for extents in memory]
         self.limited = all(self.is_within(n) for n in counts)
         self.probes = list(_probes(kernel.sizes, counts)) if self.limited else []
 
@@ -275,13 +270,6 @@ def _tops(e: ir.Expr) -> Iterator[ir.Expr]:
     for n in ir.walk(e):
         if isinstance(n, ir.Expr) and n.dtype.kind == "index" and n not in inside:
             yield n
-
-
-def _elements(tensor: ir.Tensor) -> ir.Expr:
-    found = ir.as_expr(1)
-    for extent in tensor.extents:
-        found = found * extent
-    return found
 
 
 def _probes(sizes: ir.Sizes, counts: list[ir.Expr]) -> Iterator[ir.Values]:

@@ -1,5 +1,4 @@
-"""Many questions at once: their schedules ranked or their kernels compiled by
-processes, and a report."""
+"""Batches of plan requests: schedules ranked or kernels compiled by processes, and a report."""
 
 from __future__ import annotations
 

@@ -258,7 +258,8 @@ def _compiled_operations(
         jobs = {job_of(s, chip, words=False): s for s in steps for chip in planning.targets}
         new = [job for job in jobs if job not in known]
         known |= zip(new, map(_made, compile_offline(new, timeout_s, workers)), strict=True)
-        over = {(str(s.compute), str(s.schedule)) for job, s in jobs.items() if _spills(known[job])}
+        spilled = [s for job, s in jobs.items() if known[job].spill_bytes > MOST_SPILLED]
+        over = {(str(s.compute), str(s.schedule)) for s in spilled}
         if last or not over:
             break
         try:
@@ -270,10 +271,6 @@ def _compiled_operations(
         for r in map(known.__getitem__, jobs)
     ]
     return operations, "\n".join(["kernel,chip,registers,spilled_bytes,shared_bytes", *rows, ""])
-
-
-def _spills(made: Resources) -> bool:
-    return made.spill_bytes > MOST_SPILLED
 
 
 def _made(answer: Answer) -> Resources:

@@ -2,7 +2,7 @@
 differ.
 
 Every value is a tensor with one dimension for each axis, of size 1 along those that it does not depend
-on, in f64 (whole numbers in 64 bits). Axes that nothing reduces are sampled by the file where all their
+on, in f64 (integers in 64 bits). Axes that nothing reduces are sampled by the file where all their
 points would be too many. Nothing of a schedule or a kernel is used.
 """
 
@@ -14,40 +14,8 @@ from collections.abc import Collection
 from math import prod
 from typing import Any
 
+from transconv import ir
 from transconv.compute import Compute, Read, Reduction, TorchText, Value, Write
-from transconv.ir import (
-    TRUE,
-    Add,
-    And,
-    Binary,
-    Call,
-    Cast,
-    Const,
-    Div,
-    Eq,
-    Expr,
-    FloorDiv,
-    Le,
-    Lt,
-    Max,
-    Min,
-    Mod,
-    Mul,
-    Ne,
-    Neg,
-    Not,
-    Or,
-    Select,
-    Shl,
-    Shr,
-    Sub,
-    Var,
-    View,
-    Xor,
-    f32,
-    free_vars,
-    held_constant,
-)
 from transconv.runtime.standalone.machine_code import PackagedTensor, PlanPackage
 from transconv.support import Unsupported
 
@@ -65,7 +33,7 @@ def of_text(package: PlanPackage, text: TorchText) -> dict[str, Any]:
     """The values for check_product.py.jinja."""
     workload = package.plan.workload
     a, b = text.factors
-    rounded = text.eps > OWN_F64 and any(package.operand(n).dtype is f32 for n in text.factors)
+    rounded = text.eps > OWN_F64 and any(package.operand(n).dtype is ir.f32 for n in text.factors)
     tf32 = DROPPED.get(workload.math, 0.0) if rounded else 0.0
     return {
         "result": workload.result,
@@ -120,14 +88,14 @@ def of_compute(package: PlanPackage, compute: Compute) -> dict[str, Any]:
     is_tf32 = (
         compute.math in DROPPED
         and compute.factors is not None
-        and any(t.dtype is f32 for t in compute.tensors)
+        and any(t.dtype is ir.f32 for t in compute.tensors)
     )
     share = (DROPPED[compute.math] if is_tf32 else SUMMED) * (STEEP if compute.finishes else 1)
     indexed: dict[str, int] = {}
     for view in compute.views():
         for d, n in zip(view.dims, view.tensor.shape, strict=True):
             for read in compute.reads:
-                if read.var in compute.names.indices and read.var in free_vars(d.coord):
+                if read.var in compute.names.indices and read.var in ir.free_vars(d.coord):
                     name = read.view.tensor.name
                     indexed[name] = min(n, indexed.get(name, n))
     return {
@@ -143,21 +111,21 @@ def of_compute(package: PlanPackage, compute: Compute) -> dict[str, Any]:
 
 
 SIGNS: dict[type, str] = {
-    Add: "+",
-    Sub: "-",
-    Mul: "*",
-    Div: "/",
-    FloorDiv: "//",
-    Mod: "%",
-    Shl: "<<",
-    Shr: ">>",
-    Lt: "<",
-    Le: "<=",
-    Eq: "==",
-    Ne: "!=",
-    And: "&",
-    Or: "|",
-    Xor: "^",
+    ir.Add: "+",
+    ir.Sub: "-",
+    ir.Mul: "*",
+    ir.Div: "/",
+    ir.FloorDiv: "//",
+    ir.Mod: "%",
+    ir.Shl: "<<",
+    ir.Shr: ">>",
+    ir.Lt: "<",
+    ir.Le: "<=",
+    ir.Eq: "==",
+    ir.Ne: "!=",
+    ir.And: "&",
+    ir.Or: "|",
+    ir.Xor: "^",
 }
 REDUCED = {
     "sum": "{}.sum({}, keepdim=True)",
@@ -274,7 +242,7 @@ class _ReferenceWriter:
         return made
 
     def read(self, step: Read) -> str:
-        held = held_constant(step.fill, step.view.tensor.dtype)
+        held = ir.held_constant(step.fill, step.view.tensor.dtype)
         fill = f", {_number(held)}" if held else ""
         return f"read({safe(step.view.tensor.name)}, {self.places(step.view)}{fill})"
 
@@ -286,13 +254,13 @@ class _ReferenceWriter:
                 f"{self.compute.name}: {name} is a statistic of all of "
                 "the result, of which the file would compute some points",
             )
-        value = step.value.x if isinstance(step.value, Cast) else step.value  # the file rounds it
+        value = step.value.x if isinstance(step.value, ir.Cast) else step.value  # the file rounds it
         return f'stored["{name}"] = ({self.places(step.view)}, {self.text(value)}, weight)'
 
-    def places(self, view: View) -> str:
+    def places(self, view: ir.View) -> str:
         coords = ", ".join(self.text(d.coord) for d in view.dims)
         mask = view.mask()
-        return f"[{coords}], {'True' if mask is TRUE else self.text(mask)}"
+        return f"[{coords}], {'True' if mask is ir.TRUE else self.text(mask)}"
 
     def reduction(self, step: Reduction) -> list[str]:
         """The terms, their sum, and the sum of their absolute values, which bounds the rounding error."""
@@ -309,33 +277,33 @@ class _ReferenceWriter:
 
     # -- expressions -----------------------------------------------------------------------------
 
-    def text(self, e: Expr, inner: bool = False) -> str:
+    def text(self, e: ir.Expr, inner: bool = False) -> str:
         """An expression; one with a sign has parentheses where it is ``inner``."""
-        if isinstance(e, Var):
+        if isinstance(e, ir.Var):
             return self.names[e.name]
-        if isinstance(e, Const):
+        if isinstance(e, ir.Const):
             return _number(e.value)
-        if isinstance(e, Cast):
+        if isinstance(e, ir.Cast):
             if e.type.kind == "float":
                 return self.text(e.x, inner) if e.x.dtype.kind == "float" else self.cast(e, "double")
             return self.text(e.x, inner) if e.x.dtype.is_integer else self.cast(e, "long")
-        if isinstance(e, Neg | Not):
-            return f"{'-' if isinstance(e, Neg) else '~'}{self.text(e.x, True)}"
-        if isinstance(e, Binary) and (sign := SIGNS.get(type(e))) is not None:
+        if isinstance(e, ir.Neg | ir.Not):
+            return f"{'-' if isinstance(e, ir.Neg) else '~'}{self.text(e.x, True)}"
+        if isinstance(e, ir.Binary) and (sign := SIGNS.get(type(e))) is not None:
             made = f"{self.text(e.a, True)} {sign} {self.text(e.b, True)}"
             return f"({made})" if inner else made
-        if isinstance(e, Min | Max):
-            return f"{'least' if isinstance(e, Min) else 'largest'}({self.text(e.a)}, {self.text(e.b)})"
-        if isinstance(e, Select):
+        if isinstance(e, ir.Min | ir.Max):
+            return f"{'least' if isinstance(e, ir.Min) else 'largest'}({self.text(e.a)}, {self.text(e.b)})"
+        if isinstance(e, ir.Select):
             return f"choose({self.text(e.cond)}, {self.text(e.yes)}, {self.text(e.no)})"
-        if isinstance(e, Call):
+        if isinstance(e, ir.Call):
             return self.call(e)
         raise Unsupported("export:reference", f"{self.compute.name}: `{e}` has no text in torch")
 
-    def cast(self, e: Cast, to: str) -> str:
+    def cast(self, e: ir.Cast, to: str) -> str:
         return f"tensor({self.text(e.x)}).{to}()"
 
-    def call(self, e: Call) -> str:
+    def call(self, e: ir.Call) -> str:
         given = [self.text(a) for a in e.args]
         if e.name == "fma":
             return f"(({given[0]}) * ({given[1]}) + ({given[2]}))"

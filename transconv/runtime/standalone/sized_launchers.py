@@ -136,7 +136,7 @@ def _planned_alone(part: str, planning: Planning, gradients: tuple[PlannedText, 
     each = (
         [(t, parse(word.sub(t.name, part))) for t in planning.types]
         if typed
-        else [(typed_as(compute), compute)]
+        else [(compute.tensors[0].dtype, compute)]
     )
     plans = {}
     for dtype, text in each:
@@ -148,11 +148,6 @@ def _planned_alone(part: str, planning: Planning, gradients: tuple[PlannedText, 
     made = PlannedText(compute, plans, bool(typed), gradients)
     _refuse(made)
     return made
-
-
-def typed_as(compute: Compute) -> DType:
-    """The type of the first tensor, by which a call of fixed types is known."""
-    return compute.tensors[0].dtype
 
 
 def _everywhere(compute: Compute, target: Target, planning: Planning) -> Schedule:

@@ -1,4 +1,4 @@
-"""What tiles, the matrix unit and TMA require of the dimensions of a box."""
+"""Dimensions of a box, and what tiles, the matrix unit and TMA require of them."""
 
 from __future__ import annotations
 

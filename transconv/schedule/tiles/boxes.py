@@ -1,4 +1,4 @@
-"""Which views can be loaded or stored with TMA boxes, and why others cannot be.
+"""TMA boxes: which views can be loaded or stored with them, and why others cannot be.
 
 A box is a rectangular piece of a tensor: per dimension a first coordinate and an extent. The engine
 reads elements outside the tensor as zeros and drops writes there. A view can be a box if

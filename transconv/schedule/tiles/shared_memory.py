@@ -1,4 +1,4 @@
-"""What a tile needs in shared memory: its operands, the results that leave as TMA boxes (the word
+"""Shared memory of a tile: its operands, the results that leave as TMA boxes (the word
 ``c=box``), and the boxes that the epilogue reads (the word ``behind=box``).
 
     store  Y0[n, y, x, o] = i8(...)           that of the sum: Y0

@@ -1,5 +1,5 @@
 """Proposed schedules without the matrix unit: maps, reductions, rows swept several times, elementwise
-products, sums of partial sums, copies.
+products, sums of partial sums, copies; products of a matrix and a vector.
 
     n.h.w:1024 | fma | stages=1                 a map: lanes along contiguous memory
     h.w:32 c:64 | fma | stages=1                a map that transposes: loads and stores contiguous;
@@ -8,12 +8,18 @@ products, sums of partial sums, copies.
     c:64 h.w:16 | fma | late=1 stages=1         rows with a stride: lanes along contiguous c
     n.h.w.c:512 | fma | unroll=1                windows of a few elements, written out
     n.h.w:32 g:64 | fma | a=gather b=gather | unroll=1 stages=2 warps=4
+    n:8 k:512 | late=1                          a vector: lanes along the sum, which lies in rows
+    n:4 w:8 kw:7 c:32 | regs=w.kw late=1        a vector: a window's row slides over positions in registers
+
+In products with a vector each lane has a sum of its own until the end. With lanes along the kept axis each
+would read a row of its own, far from its neighbour's.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from itertools import product
 from math import log2, prod
 
 from transconv.compute import Axis, Compute, axis_strides, touched
@@ -33,6 +39,11 @@ from transconv.selection.proposals.tile_shapes import fusable, splits
 from transconv.target import Target
 
 FEWEST, MOST = 128, 32768  # elements of a tile
+LANES = (32, 64, 128, 256, 512, 1024)
+ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
+MOST_PRODUCTS, LEAST_PRODUCTS = 4096, 128  # of a step: for registers of four warps, for all lanes of one
+ALONG = (4, 8, 16)  # positions that are written out
+LONGEST = 16  # a row of a window that is written out
 EACH = (2, 64)  # elements of a thread, at least and at most
 ACROSS = (32, 64, 128, 256, 512, 1024)  # lanes along the axes that a broadcast tensor has
 WARPS = (1, 2, 4, 8, 16, 32)
@@ -304,3 +315,69 @@ def transposed_tiles(compute: Compute, target: Target) -> Iterator[Schedule]:
 
 def _innermost(axes: list[Axis], strides: dict[str, int]) -> Axis:
     return min(axes, key=lambda x: strides[x.name])
+
+
+def matrix_vector(compute: Compute, target: Target) -> Iterator[Schedule]:
+    """Proposals, legal or not; none for sums of positions, or if the matrix lies along its kept axes."""
+    rows, columns, summed = (compute.axes_of(kind) for kind in "MNK")
+    if compute.b is None or compute.prologue or compute.sums_positions or bool(rows) == bool(columns):
+        return
+    if target.backend == "interpreter":
+        return
+    matrix = compute.a if rows else compute.b
+    inner = _innermost_summed(matrix, compute)
+    if inner is None:
+        return
+    kept = rows or columns
+    for axes in dict.fromkeys(((inner.name,), *fusable(summed, compute))):
+        if axes[-1] == inner.name:
+            yield from _in_rows(axes, kept, compute, target)
+    positions = [x for x in kept if x.role == "position" and x.size > 1]
+    window = [x for x in summed if x.role == "window" and 1 < x.size <= LONGEST]
+    if positions and window:
+        yield from _sliding(inner, positions, window[-1], kept, compute)
+
+
+def _innermost_summed(matrix: View, compute: Compute) -> Axis | None:
+    """The summed axis whose elements are next to one another in the matrix, if there are some."""
+    strides = axis_strides(matrix, compute)
+    found = [x for x in compute.axes_of("K") if strides[x.name] == 1 and x.size >= LANES[0] // 2]
+    return found[-1] if found else None
+
+
+def _in_rows(
+    summed: tuple[str, ...], kept: tuple[Axis, ...], compute: Compute, target: Target
+) -> Iterator[Schedule]:
+    """Lanes along the sum, and some rows beside one another."""
+    size = prod(map(compute.size, summed))
+    for lanes, (axes, n) in product(LANES, product(fusable(kept, compute), ROWS)):
+        if lanes >= 2 * size or not LEAST_PRODUCTS <= lanes * n <= MOST_PRODUCTS:
+            continue
+        blocks = (*((Block(axes, n),) if n > 1 else ()), Block(summed, lanes))
+        schedule = Schedule(
+            blocks, "fma", late=1, stages=1, warps=1 if lanes * n <= 4 * LEAST_PRODUCTS else 4
+        )
+        for split in splits(schedule, compute, target):
+            yield schedule.with_words(split_k=split)
+
+
+def _sliding(
+    inner: Axis, positions: list[Axis], window: Axis, kept: tuple[Axis, ...], compute: Compute
+) -> Iterator[Schedule]:
+    """A window's row over positions in registers, each of whose elements is loaded once."""
+    last, others = positions[-1], [x for x in kept if x is not positions[-1] and x.size > 1]
+    for lanes, along, n in product(LANES[:3], ALONG, (1, 2, 4, 8, 16)):
+        if lanes >= 2 * inner.size or (n > 1 and not others) or along >= 2 * last.size:
+            continue
+        outer = (Block((others[-1].name,), n),) if n > 1 else ()
+        blocks = (*outer, Block((last.name,), along), Block((window.name,), window.size))
+        for warps in (1, 4):
+            if 32 * warps <= lanes * n:
+                yield Schedule(
+                    (*blocks, Block((inner.name,), lanes)),
+                    "fma",
+                    regs=f"{last.name}.{window.name}",
+                    late=1,
+                    stages=1,
+                    warps=warps,
+                )

@@ -38,8 +38,7 @@ from transconv.schedule import (
     why_not_copied,
     why_not_rows,
 )
-from transconv.selection.proposals.maps import elementwise, transposed_tiles
-from transconv.selection.proposals.matrix_vector import matrix_vector
+from transconv.selection.proposals.maps import elementwise, matrix_vector, transposed_tiles
 from transconv.selection.proposals.tile_shapes import (
     extents,
     fusable,

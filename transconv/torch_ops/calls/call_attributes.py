@@ -1,5 +1,5 @@
-"""What a call says beside its tensors: the public function, and its numbers (stride, padding, ...), one
-object for each distinct set of them, so that a route is found by identity; which tensors are plain."""
+"""Attributes of a call: the public function, and its numbers (stride, padding, ...), one object for each
+distinct set of them, so that a route is found by identity; which tensors are plain."""
 
 from __future__ import annotations
 
@@ -41,20 +41,14 @@ class CallAttributes:
 
     def resolve(self, x: Tensor, w: Tensor, b: Tensor | None) -> Params:
         """Check a batched call, in torch's order. RuntimeError as torch's."""
-        p = arguments.resolve(
-            x.shape,
-            w.shape,
-            None if b is None else b.shape,
-            self.stride,
-            self.padding,
-            self.dilation,
-            self.transposed,
-            self.output_padding,
-            self.groups,
-            two_sided=not self.name,
-        )
+        p = self.params(x, w, b)
         arguments.check_tensors(x, w, b, wide=not self.name)
         return p
+
+    def params(self, x: Tensor, w: Tensor, b: Tensor | None) -> Params:
+        """The numbers for tensors of these shapes. RuntimeError as torch's where they do not fit."""
+        numbers = (self.stride, self.padding, self.dilation, self.transposed, self.output_padding)
+        return arguments.resolve_call(x, w, b, *numbers, self.groups, two_sided=not self.name)
 
 
 # By the numbers behind the name of the function, and by the arguments of a call behind the function.

@@ -42,7 +42,7 @@ Tensors = Sequence[Tensor | None]
 
 CALLS = CallCache()
 find = CALLS.find
-# A weight whose copies are to be made goes the general way.
+# A weight whose copies are to be made takes the slow path.
 inference.on_change(CALLS.drop)
 
 ARGUMENTS = "(f, x, w, b, s, p, o, d, g, r{})"
@@ -56,7 +56,7 @@ WATCHED_BACK = (guard.NO_GRADIENTS, guard.NO_MODES, guard.NO_DUALS)
 def onward(
     f: Any, x: Any, w: Any, b: Any, s: Any, p: Any, o: Any, d: Any, g: Any, r: Any = None
 ) -> Tensor:
-    """The end of a chain of entries: the general way of the function that was called."""
+    """The end of a chain of entries: the slow path of the function that was called."""
     made: Tensor = f.general(f, x, w, b, s, p, o, d, g, *() if r is None else (r,))
     return made
 
@@ -151,7 +151,7 @@ def note(
     aligned: bool,
     cast: torch.dtype | None,
 ) -> None:
-    """A call went the general way: after a few, make an entry for its kind.
+    """A call took the slow path: after a few, make an entry for its kind.
 
     ``autograd(route, biased, cast)`` makes the differentiable call; ``given`` are input, weight, bias and
     residual, ``used`` what autocast made of them, and ``cast`` the type that it gives, None outside of it;
@@ -321,7 +321,7 @@ def note_backward(
     aligned: bool,
     key: Any,
 ) -> None:
-    """Gradients went the general way: after a few, make an entry for their kind, one per forward
+    """Gradients took the slow path: after a few, make an entry for their kind, one per forward
     route and wanted subset, or for all sizes of a layer. ``key``: of the routes."""
     layer, each = routes.layer, routes.routes()
     # The gradients' entries of a layer are those of all its sizes: none is for one size alone. While other

@@ -1,5 +1,5 @@
-"""What calls of a convolution have in common: the keys of calls, and of layers, whose calls differ in
-their sizes alone; and the registry of a layer, which has the plans for any size.
+"""Keys of calls, and of layers, whose calls differ in their sizes alone; and the registry of a layer,
+which has the plans for any size.
 
 A key of a call holds all that its route depends on (calls/route_cache.py), that of a layer all but the
 sizes. The tensors that a call and its backward compute each have a direction, and a registry of their own.

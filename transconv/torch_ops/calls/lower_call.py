@@ -1,7 +1,9 @@
 """From tensors to a ConvProblem and its compiled kernel, or the reason why there is none.
 
-This is the only file of torch_ops that calls the compiler. ``describe`` and ``planned`` make a
-kernel for a request; the routes that remember them by shape, stride and flag are in calls/route_cache.py.
+This is the only file of torch_ops that calls the compiler. ``describe`` and ``planned`` make a kernel for
+a request; the routes that remember them by shape, stride and flag are in calls/route_cache.py.
+``bias_gradient`` is that of invariant mode: sums over samples and positions by a kernel for any number of
+samples, whose terms are grouped alike in every batch. Otherwise torch sums.
 """
 
 from __future__ import annotations
@@ -11,11 +13,13 @@ import time
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 
 import torch
 
+from transconv.calls.guard import at_multiple
 from transconv.calls.settings import settings
+from transconv.compute import BATCH, Alone, parse
 from transconv.conv import (
     CompiledDirection,
     ConvProblem,
@@ -23,6 +27,7 @@ from transconv.conv import (
     Epilogue,
     Prop,
     TensorSpec,
+    bias_sums,
     compiler,
     examine,
 )
@@ -31,6 +36,7 @@ from transconv.ir import DType, Layout
 from transconv.runtime import (
     COMPILING,
     NEVER,
+    Launch,
     PlanRequest,
     first_run_check,
     is_ready,
@@ -41,7 +47,8 @@ from transconv.runtime import (
 )
 from transconv.support import ProblemError, ScheduleError, TensorError, TransconvError, Unsupported, knobs
 from transconv.target import TARGETS, Target, detect
-from transconv.torch_ops.arguments import Ints, Params
+from transconv.torch_ops import arguments
+from transconv.torch_ops.arguments import Ints, Order, Params
 
 Like = tuple[Sequence[int], Sequence[int]]  # shape and strides
 Sizes = tuple[Ints, Ints, Ints, Ints]  # shapes and strides of two tensors
@@ -58,6 +65,7 @@ RESULTS: dict[torch.dtype, DType] = ROWS.table(
     lambda t: t if t.result else None, key=lambda t: getattr(torch, t.torch)
 )
 """The types of tensors of convolutions, by torch's types."""
+EXAMPLE = 8  # samples in a text, which stand for any number
 SLOW_CALL = 1.0  # seconds; a longer build of a kernel is logged
 
 
@@ -348,3 +356,30 @@ def launch(
             compiled.launch(src, wei, dst, **extra)
     else:
         compiled.launch(src, wei, dst, **extra)
+
+
+def bias_gradient(grad: torch.Tensor, weight: torch.Tensor, p: Params) -> torch.Tensor:
+    """The sum of a result's gradient at all positions of all samples. Unsupported in invariant mode where
+    no kernel computes it."""
+    channels = weight.shape[1] * p.groups if p.transposed else weight.shape[0]
+    if not settings.invariant or grad.shape[1] != channels:
+        return arguments.bias_gradient(grad, weight, p)
+    if grad.dtype not in DTYPES:
+        raise Unsupported("invariant:torch", f"torch would add up the gradient of a bias of {grad.dtype}")
+    order = arguments.order_of(grad.shape, grad.stride(), channels_last=False)
+    if order is None:
+        order, grad = tuple(range(grad.dim())), grad.contiguous()
+    grad = at_multiple(grad)
+    launch = _launch(tuple(grad.shape[1:]), order, DTYPES[grad.dtype], target_of(grad.device), grad.device)
+    made = grad.new_empty(channels)
+    launch.at({BATCH: grad.shape[0]}).start([grad, made])
+    return made
+
+
+@lru_cache(maxsize=1024)
+def _launch(sizes: Ints, order: Order, kind: DType, target: Target, device: torch.device) -> Launch:
+    """The kernel for samples of these sizes."""
+    shape = (EXAMPLE, *sizes)
+    text = bias_sums(TensorSpec(kind, Layout.dense(kind, shape, order)), shape, kind)
+    request = PlanRequest(Alone(parse(text)), target, True)
+    return Launch.requested(request.of_any_batch(), device, settings.mode)

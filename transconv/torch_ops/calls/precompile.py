@@ -136,7 +136,7 @@ def compile_ahead(questions: Iterable[PlanRequest], workers: int, hurried: bool 
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What a tensor of a call is like."""
+    """A tensor of a call without its values."""
 
     shape: Ints
     strides: Ints
@@ -379,10 +379,10 @@ def _layer(layer: _ConvNd, x: Given, trains: bool, flags: lower_call.Flags) -> _
     w, bias = (layer._parameters.get(name) for name in ("weight", "bias"))
     if w is None or layer.padding_mode != "zeros":
         raise RuntimeError(f"the sizes behind {layer} do not follow")
-    p = arguments.resolve(
-        x.shape,
-        w.shape,
-        None if bias is None else bias.shape,
+    p = arguments.resolve_call(
+        x,
+        w,
+        bias,
         layer.stride,
         layer.padding,
         layer.dilation,

@@ -7,7 +7,7 @@ Gradients have a route for each wanted tensor. Layers that are known have routes
 way (calls/select_impl.py) decides a call at one size. Calls of the same layer at other sizes
 differ in their shapes alone: the registry that answers them and what starts its plans are kept under a key
 without sizes. A new size then costs this look-up, the choice among the plans, and a route. Where something
-is open (a plan that has not run yet, a size that none takes, shapes that do not fit), the general way
+is open (a plan that has not run yet, a size that none takes, shapes that do not fit), the slow path
 decides.
 
 A first call mostly waits for memory that other work pushed out of the processor's caches: what it runs is
@@ -32,13 +32,12 @@ from transconv.runtime import torch_internals
 from transconv.torch_ops import arguments
 from transconv.torch_ops.arguments import Ints, Params, order_of
 from transconv.torch_ops.calls import lower_call
-from transconv.torch_ops.calls.batch_sums import bias_gradient
 from transconv.torch_ops.conversion import aten_convolutions, inference
 
 if TYPE_CHECKING:
     from transconv.calls.size_policy import SizeChoice, SizeTrial
     from transconv.conv import LayerRegistry
-    from transconv.runtime import RegisteredPlan
+    from transconv.runtime import RegisteredPlan, WeightPrepack
 
 Run = Callable[..., torch.Tensor]  # from the given tensors to the computed one
 Begin = Callable[[Ints], Callable[..., None]]  # from sizes to what starts a plan for them
@@ -132,7 +131,7 @@ class ConvCall(Route):
         # Those of the layer's input, weight and result; None where they are one.
         self.types: tuple[torch.dtype, torch.dtype, torch.dtype] | None = None
         self.compiled: CompiledDirection | None = None
-        self.halves: inference.Halves | None = None  # where it copies the weight first
+        self.halves: WeightPrepack[Any] | None = None  # where it copies the weight first
         self.registry: LayerRegistry | None = None  # where sizes are arguments of its kernel
         # Where earlier sizes decide which kernel answers: what is known of this one, and while its own
         # kernel is timed against one for any size, the trial and the route of that one.
@@ -363,7 +362,7 @@ class BackwardRoutes:
         if self.weight:
             dw = self.weight.gradient(w, x, None, grad)
         if self.bias_dims:
-            db = bias_gradient(grad, w, self.params, lower_call.DTYPES, lower_call.target_of)
+            db = lower_call.bias_gradient(grad, w, self.params)
         return dx, dw, db
 
     def _run_aten(

@@ -473,14 +473,14 @@ def trained(
 
 
 def note_layer(key: Hashable, route: ConvCall, x: torch.Tensor, biased: bool) -> None:
-    """Keep the layer of a route that the general way made."""
+    """Keep the layer of a route that the slow path made."""
     if key is not None and _serves(route) and not (route.adds_bias or route.copies):
         data = LayerDirection(route, x.device, x.dtype, route.near, "wei", *["bia"] * biased, route.far)
         route_cache.keep_layer(key, LayerEntry(x, data))
 
 
 def note_gradients(key: Hashable, routes: BackwardRoutes, x: torch.Tensor) -> None:
-    """Keep the layer of routes that the general way made."""
+    """Keep the layer of routes that the slow path made."""
     data, weight = routes.data, routes.weight
     found = [r for r in (data, weight) if r is not None]
     if key is None or not found or routes.aten or not all(map(_serves, found)):

@@ -1,4 +1,4 @@
-"""Exports the kernels of a model's convolutions, with an index of which module uses which.
+"""``export``: the kernels of a model's convolutions as files, with an index of which module uses which.
 
 The convolutions are those that a model calls, as torch's operator sees them: whichever module or function
 they come from, after padding modes, autocast and parametrizations.

@@ -4,32 +4,30 @@
     handle.refresh()                        drops the copies, after writes that torch does not count
     handle.end()                            ends it: every call copies; leaving a `with` block does so, too
 
-A copy is used for the same weight object as long as its version counter and its address are those at the
-time of the copy; otherwise the call copies again, as every call does for other weights. Only eager calls
-make copies: inside a compiled graph or a capture their memory might belong to the graph's own pool. A
-capture never reads them, because a replay cannot check whether they are current: it copies inside the
-graph.
+A copy serves the same weight object while its version counter and its address are those at the time of the
+copy; else the call copies again. Only eager calls make copies: those of a graph or a capture might be in
+the graph's own pool. A capture copies inside the graph, as a replay cannot check copies.
 """
 
 from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
 from torch.nn.parameter import is_lazy
 
-from transconv.conv import CompiledDirection
 from transconv.runtime import Copy, WeightPrepack, is_capturing, torch_internals
 from transconv.support import TensorError, knobs
 from transconv.torch_ops import arguments
 
 Tensor = torch.Tensor
-Halves = WeightPrepack[CompiledDirection]
+Start = Callable[..., None]
 
+_lock = threading.Lock()
 _stream: Callable[[int], int] = getattr(torch_internals, "raw_stream", lambda index: 0)
 
 
@@ -58,9 +56,6 @@ class _Weight:
         self.name = name
         self.compares = knobs.verify()
         self.state = _state(weight)
-
-
-_lock = threading.Lock()
 
 
 def _state(weight: Tensor) -> _State:
@@ -168,8 +163,8 @@ def _compare(copies: tuple[Copy, ...], weight: Tensor, name: str, state: _State)
 
 
 def starter(
-    halves: Halves, device: int, aligned: bool, names: tuple[str, ...], whole: Callable[..., None]
-) -> Callable[..., None]:
+    halves: WeightPrepack[Any], device: int, aligned: bool, names: tuple[str, ...], whole: Start
+) -> Start:
     """As ``whole``, the plan's start function of the tensors ``names``, but without the copies of a
     weight where they are there."""
     begin = halves.rest.starter(device, aligned, (*names, *(c.name for c in halves.copies)))
@@ -254,13 +249,9 @@ class Inference:
                     self._weights[id(weight)] = weight
 
     def _watch(self) -> None:
-        names = {id(p): name for name, p in _named(self.model)}
+        names = {id(p): name for name, p in self.model.named_parameters(remove_duplicate=False)}
         for weight in self._weights.values():
             watch(weight, names.get(id(weight), "weight"))
-
-
-def _named(model: torch.nn.Module) -> Iterator[tuple[str, Tensor]]:
-    yield from model.named_parameters(remove_duplicate=False)
 
 
 def _why_not(weight: Any) -> str:

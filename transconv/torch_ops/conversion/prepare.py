@@ -1,4 +1,4 @@
-"""Compiles the kernels of a model before its first call."""
+"""``prepare``: compiles the kernels of a model before its first call."""
 
 from __future__ import annotations
 

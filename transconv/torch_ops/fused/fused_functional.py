@@ -52,6 +52,9 @@ class FusedFunction(ConvFunction):
 
 
 Kinds = dict[str | None, FusedFunction]  # of one rank, by activation
+ConvArguments = tuple[
+    Any, Any, Any, Any, Any, Any, Any
+]  # three tensors, stride, padding, dilation, groups
 
 
 def _send(
@@ -131,16 +134,8 @@ def _send(
             apply = function_of(found.route, bound=False)
             return apply(*(t for t in tensors if t is not None))
         return found.route.forward(*tensors)
-    p = arguments.resolve(
-        input.shape,
-        weight.shape,
-        None if bias is None else bias.shape,
-        stride,
-        padding,
-        dilation,
-        False,
-        output_padding,
-        groups,
+    p = arguments.resolve_call(
+        input, weight, bias, stride, padding, dilation, False, output_padding, groups
     )
     call_attributes.check_types(input, weight, bias)
     return operators.fused_convolution(input, weight, bias, residual, f.activation, *p)
@@ -173,9 +168,9 @@ def _fits(
         or residual.dtype != cast_dtype(input)
     ):
         return False
-    p = arguments.resolve(
-        input.shape,
-        weight.shape,
+    p = arguments.resolve_call(
+        input,
+        weight,
         None,
         stride,
         padding if isinstance(padding, (str, tuple)) else (padding,),
@@ -264,20 +259,8 @@ def fused_conv1d(
     RuntimeError as conv1d's, and for an unknown activation or a tensor that does not fit; ComputeError for
     what an epilogue cannot do."""
     if epilogue is not None or operands:
-        return _traced(
-            _CONV1D,
-            input,
-            weight,
-            bias,
-            stride,
-            padding,
-            dilation,
-            groups,
-            epilogue,
-            operands,
-            activation,
-            residual,
-        )
+        given = (input, weight, bias, stride, padding, dilation, groups)
+        return _traced(_CONV1D, given, epilogue, operands, activation, residual)
     f = (_CONV1D if residual is None else _CONV1D_ADD).get(activation) or refuse(activation)
     call = _send if _compiling() else _seen(id(weight), _send)
     return call(f, input, weight, bias, stride, padding, 0, dilation, groups, residual)
@@ -299,20 +282,8 @@ def fused_conv2d(
 ) -> Tensor:
     """activation(conv2d(input, weight, bias, ...) + residual): see fused_conv1d."""
     if epilogue is not None or operands:
-        return _traced(
-            _CONV2D,
-            input,
-            weight,
-            bias,
-            stride,
-            padding,
-            dilation,
-            groups,
-            epilogue,
-            operands,
-            activation,
-            residual,
-        )
+        given = (input, weight, bias, stride, padding, dilation, groups)
+        return _traced(_CONV2D, given, epilogue, operands, activation, residual)
     f = (_CONV2D if residual is None else _CONV2D_ADD).get(activation) or refuse(activation)
     call = _send if _compiling() else _seen(id(weight), _send)
     return call(f, input, weight, bias, stride, padding, 0, dilation, groups, residual)
@@ -334,20 +305,8 @@ def fused_conv3d(
 ) -> Tensor:
     """activation(conv3d(input, weight, bias, ...) + residual): see fused_conv1d."""
     if epilogue is not None or operands:
-        return _traced(
-            _CONV3D,
-            input,
-            weight,
-            bias,
-            stride,
-            padding,
-            dilation,
-            groups,
-            epilogue,
-            operands,
-            activation,
-            residual,
-        )
+        given = (input, weight, bias, stride, padding, dilation, groups)
+        return _traced(_CONV3D, given, epilogue, operands, activation, residual)
     f = (_CONV3D if residual is None else _CONV3D_ADD).get(activation) or refuse(activation)
     call = _send if _compiling() else _seen(id(weight), _send)
     return call(f, input, weight, bias, stride, padding, 0, dilation, groups, residual)
@@ -355,13 +314,7 @@ def fused_conv3d(
 
 def _traced(
     kinds: Kinds,
-    input: Any,
-    weight: Any,
-    bias: Any,
-    stride: Any,
-    padding: Any,
-    dilation: Any,
-    groups: Any,
+    given: ConvArguments,
     function: Callable[..., Any] | None,
     operands: Sequence[Any],
     activation: str | None,
@@ -376,9 +329,7 @@ def _traced(
             "an epilogue says all that follows the sums: expected no activation and no residual beside it"
         )
     f = kinds[None]
-    return traced_route.traced(
-        f, f.plain, input, weight, bias, stride, padding, dilation, groups, function, operands
-    )
+    return traced_route.traced(f, f.plain, *given, function, operands)
 
 
 def broadcasting(

@@ -1,5 +1,5 @@
-"""Decides what computes convolution, bias, residual and activation in one kernel, and registers that as
-the operators of compiled graphs.
+"""The route of fused calls: what computes convolution, bias, residual and activation in one kernel, and
+its registration as the operators of compiled graphs.
 
 A fused route is made once for each kind of call, like any other; where the compiler has no such
 epilogue, the plain route runs and torch does the rest.

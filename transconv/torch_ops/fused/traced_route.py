@@ -15,8 +15,7 @@ from typing import Any, ClassVar
 import torch
 
 from transconv.calls import route_cache, stats
-from transconv.calls.autograd import by_torch
-from transconv.calls.route_cache import PASSING
+from transconv.calls.route_cache import PASSING, by_torch
 from transconv.calls.settings import settings
 from transconv.compute import Pointwise, in_torch, pointwise
 from transconv.conv import Prop
@@ -347,16 +346,8 @@ def traced(
     casting = traced_autocast if torch.compiler.is_compiling() else autocast
     input, weight, bias = casting(input, weight, bias)
     call_attributes.check_bias(f, input, bias, padding)
-    p = arguments.resolve(
-        input.shape,
-        weight.shape,
-        None if bias is None else bias.shape,
-        parsed[0],
-        parsed[1],
-        parsed[3],
-        False,
-        parsed[2],
-        parsed[4],
+    p = arguments.resolve_call(
+        input, weight, bias, parsed[0], parsed[1], parsed[3], False, parsed[2], parsed[4]
     )
     call_attributes.check_types(input, weight, bias)
     return traced_convolution(input, weight, bias, operands, text, *p)

@@ -97,16 +97,8 @@ class _Float8(Convolves):
                 f"{str(input.dtype).removeprefix('torch.')}"
             )
         none = (0,) * len(self.kernel_size)
-        params = arguments.resolve(
-            input.shape,
-            weight.shape,
-            None if bias is None else bias.shape,
-            stride,
-            padding or none,
-            dilation,
-            False,
-            none,
-            groups,
+        params = arguments.resolve_call(
+            input, weight, bias, stride, padding or none, dilation, False, none, groups
         )
         if params.pad_lo != params.pad_hi:  # "same" of an even filter
             sides = [

@@ -71,7 +71,7 @@ def note(
     aligned: bool,
     real: Real | None,
 ) -> None:
-    """A call with a known route went the general way: after a few, make an entry for its kind. ``x``: its
+    """A call with a known route took the slow path: after a few, make an entry for its kind. ``x``: its
     input, quantised from ``real``, if that is given. A route that waits for a kernel is asked at each
     call."""
     if route.over is not None or any(isinstance(n, list) for n in numbers):
@@ -167,7 +167,7 @@ def entry(
     )
 
 
-# Compilers see one constant here, and only the general way.
+# Compilers see one constant here, and only the slow path.
 _compiling = torch.compiler.is_dynamo_compiling
 _seen: Callable[[int, Callable[..., Tensor]], Callable[..., Tensor]] = find
 

@@ -1,4 +1,4 @@
-"""Decides what computes a quantised convolution: one kernel, or torch in wider types.
+"""The route of quantised convolutions: one kernel, or torch in wider types.
 
 torch's way has the same order of operations: exact sums of integers in f64 (of 8-bit floats in f32), then
 the operations of the epilogue in f32, and one rounding. Compilers see the operator in the place of a call.
@@ -153,7 +153,8 @@ def find(req: CallAttributes, x: Tensor, w: Tensor, bias: Tensor | None, given: 
     behind = made.epilogue
     assert behind is not None
     read = behind.reads(w, bias, given)  # right or wrong, whoever computes
-    if not (why := _reasons(made, x, w)):
+    why = lower_call.reasons(x, w, qparams.OPERANDS) or ([] if all(made.shape) else ["shape:empty"])
+    if not why:
         try:
             summed = lower_call.fast(flags) if given.get("use_fast_accum") else flags
             compile_route(
@@ -166,27 +167,12 @@ def find(req: CallAttributes, x: Tensor, w: Tensor, bias: Tensor | None, given: 
     return RouteMatch(route_cache.keep(key, made), False, flags, aligned)
 
 
-def _reasons(made: ConvCall, x: Tensor, w: Tensor) -> list[str]:
-    return lower_call.reasons(x, w, qparams.OPERANDS) or ([] if all(made.shape) else ["shape:empty"])
-
-
 def decided(req: CallAttributes, x: Tensor, w: Tensor, bias: Tensor | None, given: Given) -> ConvCall:
     """A new route of a call whose arguments fit, which has no kernel yet."""
     name = req.name or "transconv::quantized_convolution"
     q = qparams.Quantities.of(name, given)
     qparams.check(name, req.ndims, x, w, bias, q)
-    params = arguments.resolve(
-        x.shape,
-        w.shape,
-        None if bias is None else bias.shape,
-        req.stride,
-        req.padding,
-        req.dilation,
-        req.transposed,
-        req.output_padding,
-        req.groups,
-        two_sided=not req.name,
-    )
+    params = req.params(x, w, bias)
     shape = arguments.output_shape(x.shape, w.shape, params)
     strides = arguments.result_strides(shape, arguments.channels_last_result(x, w))
     call = QuantizedCall(name, x, w, bias, (x.shape[1], shape[1]), params.transposed, q, (shape, strides))
@@ -229,16 +215,8 @@ def call(
     parsed = call_attributes.parse(f, stride, padding, output_padding, dilation, groups)
     if parsed is None:
         raise qparams.wrong_number(f, stride, padding, output_padding, dilation, groups)
-    p = arguments.resolve(
-        input.shape,
-        weight.shape,
-        None if bias is None else bias.shape,
-        parsed[0],
-        parsed[1],
-        parsed[3],
-        f.transposed,
-        parsed[2],
-        parsed[4],
+    p = arguments.resolve_call(
+        input, weight, bias, parsed[0], parsed[1], parsed[3], f.transposed, parsed[2], parsed[4]
     )
     values = [getattr(q, n) for n in QUANTITIES]
     return operators.quantized_convolution(

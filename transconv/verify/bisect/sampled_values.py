@@ -26,33 +26,7 @@ from typing import Any
 import numpy as np
 
 import transconv.simplify
-from transconv.ir import (
-    Alloc,
-    Array,
-    Const,
-    Evaluator,
-    Expr,
-    Fault,
-    For,
-    FuncCall,
-    If,
-    Kernel,
-    Lane,
-    Let,
-    Load,
-    Memory,
-    MemoryRead,
-    Node,
-    Seq,
-    Stmt,
-    Store,
-    Tensor,
-    Update,
-    Var,
-    find,
-    free_vars,
-    readable,
-)
+from transconv import ir
 from transconv.simplify import Facts, fixpoint, multiple_of, range_of, witnessed
 
 _FOLDER = str(Path(transconv.simplify.__file__).parent)
@@ -92,14 +66,15 @@ def rule_of(rewrite: Callable[[], object], seed: int = 0) -> str:
 
 
 class Audit:
-    """A witness that checks. ``checked`` rewrites, and those ``skipped`` for want of a point."""
+    """A witness that checks every rewrite. ``checked`` rewrites, and those ``skipped`` for want of a
+    point."""
 
     def __init__(self, random: np.random.Generator) -> None:
         self.random = random
         self.checked = self.skipped = 0
-        self._seen: set[tuple[Expr, Expr, Facts]] = set()
+        self._seen: set[tuple[ir.Expr, ir.Expr, Facts]] = set()
 
-    def look(self, rule: str, before: Expr, after: Expr, facts: Facts) -> None:
+    def look(self, rule: str, before: ir.Expr, after: ir.Expr, facts: Facts) -> None:
         """Raises Unsound."""
         key = before, after, facts
         if key in self._seen:
@@ -121,14 +96,14 @@ class Audit:
         elif (wrong := points.differ(old, new)) is not None:
             raise Unsound(
                 rule,
-                f"`{readable(before)}`",
-                f"`{readable(after)}`",
+                f"`{ir.readable(before)}`",
+                f"`{ir.readable(after)}`",
                 f"{points.text(wrong)}: {_at(old, wrong)} became {_at(new, wrong)}",
                 points.given(facts),
                 _origin(before, after, facts) if rule != "settle" else "",
             )
 
-    def _analyses(self, e: Expr, values: Array, points: AssignedPoints, facts: Facts) -> None:
+    def _analyses(self, e: ir.Expr, values: ir.Array, points: AssignedPoints, facts: Facts) -> None:
         """What the simplifier believes of a value."""
         if not e.dtype.is_integer:
             return
@@ -142,18 +117,18 @@ class Audit:
             if (wrong := points.first(bad)) is not None:
                 raise Unsound(
                     name,
-                    f"`{readable(e)}`",
+                    f"`{ir.readable(e)}`",
                     claim,
                     f"{points.text(wrong)}: it is {_at(values, wrong)}",
                     points.given(facts),
                 )
 
 
-def _at(values: Array, where: int) -> str:
+def _at(values: ir.Array, where: int) -> str:
     return f"{values.flat[0] if values.size == 1 else values[where]:g}"
 
 
-def _origin(before: Expr, after: Expr, facts: Facts) -> str:
+def _origin(before: ir.Expr, after: ir.Expr, facts: Facts) -> str:
     """The function and line of the simplifier that first returned the wrong expression: the rule
     is applied once more, traced."""
     found: list[str] = []
@@ -182,26 +157,26 @@ DRAWN = 256
 TRIES = 20
 FAR = 40  # how far an unbounded variable is from its bound
 
-Values = dict[Expr, Array]
+Values = dict[ir.Expr, ir.Array]
 
 
-class _Values(Evaluator):
+class _Values(ir.Evaluator):
     """Evaluates at many points at once; lanes are given like variables, memory is a made-up
     function of the address. ``invalid``: the points where a divisor is 0, which are not compared."""
 
-    def __init__(self, at: Mapping[Expr, Array], count: int) -> None:
-        super().__init__(Memory({}), {}, 1)
+    def __init__(self, at: Mapping[ir.Expr, ir.Array], count: int) -> None:
+        super().__init__(ir.Memory({}), {}, 1)
         self.at = at
-        self.invalid: Array = np.zeros(count, np.bool_)
+        self.invalid: ir.Array = np.zeros(count, np.bool_)
 
-    def value(self, e: Expr) -> Array:
+    def value(self, e: ir.Expr) -> ir.Array:
         found = self.at.get(e)
         return super().value(e) if found is None else found
 
-    def forbid(self, bad: Array, reason: str) -> None:
+    def forbid(self, bad: ir.Array, reason: str) -> None:
         self.invalid = self.invalid | bad
 
-    def _Load(self, e: Load) -> Array:
+    def _Load(self, e: ir.Load) -> ir.Array:
         mixed = (self.value(e.offset) * 2654435761 >> 7) % 23 - 4
         return np.where(self.value(e.mask), mixed, 0)
 
@@ -211,11 +186,13 @@ class AssignedPoints:
     """Values of the variables and lanes of some expressions, all allowed by the facts."""
 
     at: Values
-    rows: Array
-    valid: Array
+    rows: ir.Array
+    valid: ir.Array
 
     @staticmethod
-    def draw(exprs: tuple[Expr, ...], facts: Facts, random: np.random.Generator) -> AssignedPoints | None:
+    def draw(
+        exprs: tuple[ir.Expr, ...], facts: Facts, random: np.random.Generator
+    ) -> AssignedPoints | None:
         """None where no point was found that the facts allow."""
         leaves, conditions = _relevant(exprs, facts)
         spans = [_span(leaf, facts) for leaf in leaves]
@@ -233,28 +210,28 @@ class AssignedPoints:
         return AssignedPoints.of(leaves, kept) if len(kept) else None
 
     @staticmethod
-    def of(leaves: list[Expr], rows: Array) -> AssignedPoints:
+    def of(leaves: list[ir.Expr], rows: ir.Array) -> AssignedPoints:
         columns = {leaf: _typed(rows[:, i], leaf) for i, leaf in enumerate(leaves)}
         return AssignedPoints(columns, rows, np.ones(len(rows), np.bool_))
 
-    def value(self, e: Expr) -> Array | None:
+    def value(self, e: ir.Expr) -> ir.Array | None:
         """The value at every point; None for an expression that has a value only inside a kernel.
         Points where it is undefined are left out from then on."""
         evaluator = _Values(self.at, len(self.rows))
         try:
             with np.errstate(all="ignore"):
                 found = evaluator.compute(e)
-        except (Fault, KeyError):
+        except (ir.Fault, KeyError):
             return None
         self.valid = self.valid & ~evaluator.invalid
         return found
 
-    def differ(self, old: Array, new: Array) -> int | None:
+    def differ(self, old: ir.Array, new: ir.Array) -> int | None:
         """The first point where two values differ."""
         same = (old == new) | ((old != old) & (new != new))
         return self.first(~same)
 
-    def first(self, bad: Array) -> int | None:
+    def first(self, bad: ir.Array) -> int | None:
         bad = bad & self.valid
         return int(np.argmax(bad)) if bad.any() else None
 
@@ -264,16 +241,16 @@ class AssignedPoints:
     def given(self, facts: Facts) -> str:
         """The conditions among the facts that contain these variables."""
         mine = set(self.at)
-        return " and ".join(readable(c) for c in facts.true if mine & _leaves(c))
+        return " and ".join(ir.readable(c) for c in facts.true if mine & _leaves(c))
 
 
-def _leaves(e: Expr) -> set[Expr]:
-    return {*find(e, Var), *find(e, Lane)}
+def _leaves(e: ir.Expr) -> set[ir.Expr]:
+    return {*ir.find(e, ir.Var), *ir.find(e, ir.Lane)}
 
 
-def _typed(column: Array, leaf: Expr) -> Array:
-    """Drawn whole numbers as values of a leaf: integers 64 bits wide; floats also between whole
-    numbers, and NaN in the place of the smallest."""
+def _typed(column: ir.Array, leaf: ir.Expr) -> ir.Array:
+    """Drawn integers as values of a leaf: integers 64 bits wide; floats also between integers,
+    and NaN in the place of the smallest."""
     if leaf.dtype.kind == "bool":
         return column.astype(np.bool_)
     if leaf.dtype.kind == "float":
@@ -282,17 +259,17 @@ def _typed(column: Array, leaf: Expr) -> Array:
     return column
 
 
-Test = Callable[[AssignedPoints], Array | None]
+Test = Callable[[AssignedPoints], ir.Array | None]
 
 
-def _relevant(exprs: tuple[Expr, ...], facts: Facts) -> tuple[list[Expr], list[Test]]:
+def _relevant(exprs: tuple[ir.Expr, ...], facts: Facts) -> tuple[list[ir.Expr], list[Test]]:
     """The leaves of some expressions and of all facts that bear on them, and these facts."""
     leaves = set().union(*map(_leaves, exprs))
-    stated: list[tuple[set[Expr], Test]] = [(_leaves(c), _holds(c)) for c in facts.true]
+    stated: list[tuple[set[ir.Expr], Test]] = [(_leaves(c), _holds(c)) for c in facts.true]
     stated += [
         (_leaves(e), _within(e, r.low, r.high))
         for e, r in facts.ranges.items()
-        if not isinstance(e, (Var, Lane))
+        if not isinstance(e, (ir.Var, ir.Lane))
     ]
     stated += [(_leaves(e), _divides(e, n)) for e, n in facts.multiples.items()]
     used: list[Test] = []
@@ -307,29 +284,29 @@ def _relevant(exprs: tuple[Expr, ...], facts: Facts) -> tuple[list[Expr], list[T
             used.append(test)
 
 
-def _holds(condition: Expr) -> Test:
+def _holds(condition: ir.Expr) -> Test:
     return lambda points: points.value(condition)
 
 
-def _within(e: Expr, low: float, high: float) -> Test:
-    def test(points: AssignedPoints) -> Array | None:
+def _within(e: ir.Expr, low: float, high: float) -> Test:
+    def test(points: AssignedPoints) -> ir.Array | None:
         found = points.value(e)
         return None if found is None else np.asarray((found >= low) & (found <= high))
 
     return test
 
 
-def _divides(e: Expr, n: int) -> Test:
-    def test(points: AssignedPoints) -> Array | None:
+def _divides(e: ir.Expr, n: int) -> Test:
+    def test(points: AssignedPoints) -> ir.Array | None:
         found = points.value(e)
         return None if found is None else np.asarray(found % n == 0 if n else found == 0)
 
     return test
 
 
-def _span(leaf: Expr, facts: Facts) -> tuple[int, int]:
+def _span(leaf: ir.Expr, facts: Facts) -> tuple[int, int]:
     """The values to try, at most ``FAR`` beyond the known bound."""
-    if isinstance(leaf, Lane):
+    if isinstance(leaf, ir.Lane):
         return 0, leaf.extent - 1
     if leaf.dtype.kind == "bool":
         return 0, 1
@@ -344,7 +321,7 @@ def _span(leaf: Expr, facts: Facts) -> tuple[int, int]:
     return lo, max(lo, hi)
 
 
-def _column(lo: int, hi: int, random: np.random.Generator) -> Array:
+def _column(lo: int, hi: int, random: np.random.Generator) -> ir.Array:
     """Random values, every third one near an end of the range."""
     drawn = random.integers(lo, hi, DRAWN, endpoint=True)
     near = random.integers(0, min(3, hi - lo), DRAWN, endpoint=True)
@@ -352,7 +329,7 @@ def _column(lo: int, hi: int, random: np.random.Generator) -> Array:
     return np.where(kind == 0, lo + near, np.where(kind == 1, hi - near, drawn))
 
 
-def _allowed(leaves: list[Expr], rows: Array, tests: list[Test]) -> AssignedPoints | None:
+def _allowed(leaves: list[ir.Expr], rows: ir.Array, tests: list[Test]) -> AssignedPoints | None:
     """The points that pass all tests."""
     points = AssignedPoints.of(leaves, rows)
     keep = np.ones(len(rows), np.bool_)
@@ -372,18 +349,18 @@ POINTS = 256
 class _TypedValues(_Values):
     """Integers of less than 64 bits wrap around, in every step."""
 
-    def __init__(self, at: Mapping[Expr, Array], wraps: bool) -> None:
+    def __init__(self, at: Mapping[ir.Expr, ir.Array], wraps: bool) -> None:
         super().__init__(at, 1)
         self.wraps = wraps
 
-    def value(self, e: Expr) -> Array:
+    def value(self, e: ir.Expr) -> ir.Array:
         found = super().value(e)
         if self.wraps and e.dtype.is_integer and e.dtype.bits == 32:
             return found.astype(np.int64).astype(np.int32).astype(np.int64)
         return found.astype(np.int64) if e.dtype.is_integer else found
 
 
-def overflow(kernel: Kernel, seed: int = 0) -> str:
+def overflow(kernel: ir.Kernel, seed: int = 0) -> str:
     """The first index that overflows, in words; empty if none does at the points that were tried."""
     return _Walk(np.random.default_rng(seed)).statements(kernel.body)
 
@@ -394,9 +371,9 @@ class _Walk:
 
     def __init__(self, random: np.random.Generator) -> None:
         self.random = random
-        self.known: tuple[dict[Expr, Array], dict[Expr, Array]] = ({}, {})
+        self.known: tuple[dict[ir.Expr, ir.Array], dict[ir.Expr, ir.Array]] = ({}, {})
 
-    def draw(self, leaf: Expr, stop: int, first: int = 0) -> None:
+    def draw(self, leaf: ir.Expr, stop: int, first: int = 0) -> None:
         last = max(first, stop - 1)
         drawn = self.random.integers(first, last + 1, POINTS)
         drawn[: POINTS // 4] = first
@@ -406,37 +383,37 @@ class _Walk:
         for values in self.known:
             values[leaf] = drawn
 
-    def statements(self, s: Stmt) -> str:
+    def statements(self, s: ir.Stmt) -> str:
         """What is wrong with the accesses of a statement, in words."""
         match s:
-            case Seq(stmts):
+            case ir.Seq(stmts):
                 return next(filter(None, map(self.statements, stmts)), "")
-            case For():
-                self.draw(s.var, s.stop, int(s.start.value) if isinstance(s.start, Const) else 0)
+            case ir.For():
+                self.draw(s.var, s.stop, int(s.start.value) if isinstance(s.start, ir.Const) else 0)
                 return self.statements(s.body)
-            case If():
+            case ir.If():
                 return self.statements(s.then) or (self.statements(s.other) if s.other else "")
-            case Let(var, value) if value.dtype.kind in ("index", "int", "bool") and not find(
-                value, MemoryRead
+            case ir.Let(var, value) if value.dtype.kind in ("index", "int", "bool") and not ir.find(
+                value, ir.MemoryRead
             ):
                 self.bind(var, value)  # an unread name may overflow
                 return ""
-            case Alloc() | Update():
+            case ir.Alloc() | ir.Update():
                 return ""
         return next(filter(None, map(self.differs, _indices(s))), "")
 
-    def bind(self, var: Var, value: Expr) -> None:
+    def bind(self, var: ir.Var, value: ir.Expr) -> None:
         made = self.both(value)
         if made is not None:
             for values, found in zip(self.known, made, strict=True):
                 values[var] = found
 
-    def both(self, e: Expr) -> tuple[Array, Array] | None:
+    def both(self, e: ir.Expr) -> tuple[ir.Array, ir.Array] | None:
         """Its values as typed and in 64 bits; None where it depends on what is not known."""
-        for lane in find(e, Lane):
+        for lane in ir.find(e, ir.Lane):
             if lane not in self.known[0]:
                 self.draw(lane, lane.extent)
-        if not all(v in self.known[0] for v in free_vars(e)) or find(e, MemoryRead):
+        if not all(v in self.known[0] for v in ir.free_vars(e)) or ir.find(e, ir.MemoryRead):
             return None
         try:
             with np.errstate(all="ignore"):
@@ -444,11 +421,11 @@ class _Walk:
                     _TypedValues(at, wraps).compute(e)
                     for at, wraps in zip(self.known, (True, False), strict=True)
                 )
-        except (Fault, KeyError):
+        except (ir.Fault, KeyError):
             return None
         return typed, wide
 
-    def differs(self, access: tuple[str, Expr, Expr]) -> str:
+    def differs(self, access: tuple[str, ir.Expr, ir.Expr]) -> str:
         name, offset, mask = access
         made, masks = self.both(offset), self.both(mask)
         if made is None or masks is None:
@@ -460,25 +437,25 @@ class _Walk:
         what = mask if masks[0].flat[at % masks[0].size] != masks[1].flat[at % masks[1].size] else offset
         here = ", ".join(
             f"{v}={int(self.known[1][v].flat[at])}"
-            for v in sorted({*free_vars(what), *find(what, Lane)}, key=str)
+            for v in sorted({*ir.free_vars(what), *ir.find(what, ir.Lane)}, key=str)
         )
         values = made if what is offset else masks
         short, right = (int(v.flat[at % v.size]) for v in values)
         return (
-            f"the index `{readable(what)}` into {name} does not fit into its type: at {here} it "
+            f"the index `{ir.readable(what)}` into {name} does not fit into its type: at {here} it "
             f"is {right}, and becomes {short}"
         )
 
 
-def _indices(at: Node) -> Iterator[tuple[str, Expr, Expr]]:
+def _indices(at: ir.Node) -> Iterator[tuple[str, ir.Expr, ir.Expr]]:
     """Tensor, offset and mask of every access of a statement."""
-    for load in find(at, Load):
+    for load in ir.find(at, ir.Load):
         yield load.tensor.name, load.offset, load.mask
     match at:
-        case Store(tensor, offset, _, mask):
+        case ir.Store(tensor, offset, _, mask):
             yield tensor.name, offset, mask
-        case FuncCall() if at.func.name == "atomic_add":
+        case ir.FuncCall() if at.func.name == "atomic_add":
             into, where, _, condition = at.args
-            assert isinstance(into, Tensor)
-            assert isinstance(where, Expr) and isinstance(condition, Expr)
+            assert isinstance(into, ir.Tensor)
+            assert isinstance(where, ir.Expr) and isinstance(condition, ir.Expr)
             yield into.name, where, condition

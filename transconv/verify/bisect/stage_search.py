@@ -1,4 +1,4 @@
-"""Finds the first stage that makes the kernels of a workload wrong.
+"""The search for the first stage that makes the kernels of a workload wrong.
 
 Asked one after the other, each against the same answer, until one disagrees:
 
@@ -49,10 +49,10 @@ PARTS = ("ir", "emitter", "compiler")
 
 @dataclass(frozen=True, slots=True)
 class Blame:
-    """The result. ``stage``: ``compute``, ``naive``, a pass, ``emit``, ``compiler``, or empty
-    if all stages that could be asked are right; ``rule``: of the simplifier, if one is unsound;
-    ``diff``: of the kernel's text before and after the stage; ``text``: the whole report;
-    ``verdict``: on the last stage that was asked, in words."""
+    """The result of a bisection. ``stage``: ``compute``, ``naive``, a pass, ``emit``, ``compiler``, or
+    empty if all stages that could be asked are right; ``rule``: of the simplifier, if one is unsound;
+    ``diff``: of the kernel's text before and after the stage; ``text``: the whole report; ``verdict``: on
+    the last stage that was asked, in words."""
 
     stage: str
     rule: str

@@ -37,7 +37,7 @@ from transconv.verify.judgement import convolve, given_to, once_stored
 
 @dataclass(frozen=True)
 class BisectSubject:
-    """``sizes``: those of a computation whose sizes are arguments."""
+    """The workload under bisection. ``sizes``: those of a computation whose sizes are arguments."""
 
     workload: Workload
     target: Target
@@ -109,7 +109,7 @@ def _holders(computes: Sequence[Compute], case: ComputationCase) -> Iterator[tup
 
 
 class OracleCase(ComputationCase):
-    """A direction of a convolution with small whole numbers, and the answer of the oracle in f64."""
+    """A direction of a convolution with small integers, and the answer of the oracle in f64."""
 
     def __init__(self, workload: ConvWorkload, target: Target, seed: int = 0) -> None:
         p, prop, after = workload.problem, workload.prop, workload.epilogue
@@ -255,7 +255,8 @@ CHILD_SECONDS = 300
 
 @dataclass(frozen=True, slots=True)
 class EmittedVerdict:
-    """``text``: what was found, in words; ``source``: what is to be read, if it is ``wrong``."""
+    """The verdict on an emitted text. ``text``: what was found, in words; ``source``: what is to be read,
+    if it is ``wrong``."""
 
     wrong: bool
     text: str

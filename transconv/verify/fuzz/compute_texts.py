@@ -301,7 +301,7 @@ def _is_float(op: Op) -> bool:
     return op(*[Const(1.0, f32)] * op.arity).dtype.kind == "float"
 
 
-# The operations that may be drawn: of whole numbers only exact ones make whole numbers.
+# The operations that may be drawn: of integers only exact ones make integers.
 EXACT = table(lambda op: op if op.exact and op.arity < 3 and _is_float(op) else None)
 DRAWN = table(lambda op: op if (op.activation and op.drawn) or op.name in EXACT else None)
 FLOATS = ("f16", "f16", "bf16", "bf16", "f32", "f32")

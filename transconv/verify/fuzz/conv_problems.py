@@ -255,14 +255,14 @@ def switches(rng: Random, optional: Sequence[str]) -> dict[str, bool]:
     return {name: chance(rng, 2) for name in optional if chance(rng, 3)}
 
 
-# The activations that may be drawn; of the exact ones whole numbers stay whole.
+# The activations that may be drawn; of the exact ones integers stay whole.
 DRAWN = table(lambda op: op if op.activation and op.drawn else None)
 EXACT = table(lambda op: op if op.activation and op.drawn and op.exact else None)
 
 
 def epilogue(rng: Random, prop: Prop) -> str:
     """What happens to the sums, ``bias+relu``; a gradient of weights is stored as it is. Mostly
-    operations that keep whole numbers whole, so that results are compared bit for bit."""
+    operations that keep integers whole, so that results are compared bit for bit."""
     if prop is Prop.BWD_W or not chance(rng, 3):
         return ""
     if chance(rng, 2):
@@ -337,7 +337,7 @@ LONGEST_CHAIN = 7
 
 
 def chain(rng: Random) -> str:
-    """Post-ops in any order, with numbers and tensors; of most the words keep whole numbers exact. The
+    """Post-ops in any order, with numbers and tensors; of most the words keep integers exact. The
     words of scales may stand around them."""
     rounded = chance(rng, 3)
     words: list[str] = []

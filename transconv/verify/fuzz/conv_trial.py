@@ -63,8 +63,8 @@ FEW_KERNELS, MANY_KERNELS = 2, 6  # stride phases that are kernels: rare above, 
 
 @dataclass(frozen=True)
 class ConvTrial(Trial):
-    """One question. ``schedule`` is None where the heuristic chooses; ``shift``: elements between
-    a multiple of 16 bytes and the first of every tensor; ``passes``: switched against default;
+    """A trial of a convolution. ``schedule`` is None where the heuristic chooses; ``shift``: elements
+    between a multiple of 16 bytes and the first of every tensor; ``passes``: switched against default;
     ``values``: which numbers the tensors hold, of scales and zero points too."""
 
     problem: ConvProblem
@@ -143,7 +143,8 @@ class ConvTrial(Trial):
     def chip(self) -> Target:
         """The chip, by its record alone: what the machine at hand counts does not matter."""
         made = Target.parse(self.target)
-        return without_boxes(made) if self.shift else made
+        # Boxes need tensors that begin at multiples of 16 bytes.
+        return replace(made, features=made.features - {"box"}) if self.shift else made
 
     @property
     def switches(self) -> tuple[tuple[str, bool], ...]:
@@ -232,11 +233,6 @@ def _switches(text: str) -> tuple[tuple[str, bool], ...]:
             + " ".join(OPTIONAL)
         )
     return made
-
-
-def without_boxes(target: Target) -> Target:
-    """Boxes need tensors that begin at multiples of 16 bytes."""
-    return replace(target, features=target.features - {"box"})
 
 
 def _glued(schedule: Schedule | None) -> str:
@@ -364,7 +360,7 @@ def _on(trial: ConvTrial, problem: ConvProblem) -> Iterator[ConvTrial]:
 
 
 def _ran(trial: ConvTrial, run: TrialRun) -> str:
-    """Compile, run and judge. Data are whole numbers, so that results are compared bit for bit, and then
+    """Compile, run and judge. Data are integers, so that results are compared bit for bit, and then
     random, to find roundings that should not be there."""
     started, row = time.perf_counter(), run.row
     if run.way == "triton" and trial.schedule is not None and trial.schedule.via != "tl":

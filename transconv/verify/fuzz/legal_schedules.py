@@ -1,4 +1,4 @@
-"""Draws a random schedule that is legal for given computations on a target.
+"""Random schedules that are legal for given computations on a target.
 
 Nothing here knows what a word means: words and their values are those of the table of words, numbers
 nearby, and texts seen among the heuristic's candidates; ``why_not`` is the filter. A word that joins

@@ -176,7 +176,7 @@ EVERY_S = 15.0  # between two reports of how far it is
 
 @dataclass(frozen=True, slots=True)
 class FuzzPlan:
-    """What to do. ``number`` trials from ``first`` on, each at most ``limit_s`` seconds; no trial
+    """The plan of a run: ``number`` trials from ``first`` on, each at most ``limit_s`` seconds; no trial
     starts after ``budget_s``. ``share``: of interpreted trials, those in Triton's interpreter.
     ``lines`` are run before, and with ``known`` the corpus. ``shrunk``: failures made simpler.
     ``kind``: what trials are of; ``sets``: with how many sets of scales and zero points each runs."""
