@@ -59,7 +59,7 @@ PRODUCTS = {
 }
 COMPARED = {getattr(aten, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")}
 CLOSE = 4  # spacings
-PART = 1 << 26  # bytes of a value above which operations of its elements go part by part
+PART = 1 << 24  # bytes of a value above which operations of its elements go part by part
 FEW = 1 << 16  # elements of what is computed before such operations, as a scale of features is
 ADDED = {getattr(aten, name) for name in ("add", "sub", "rsub")}
 _broadcast: Callable[..., torch.Size] = torch.broadcast_shapes
