@@ -49,7 +49,7 @@ from transconv.tuning.table import CsvTable
 from transconv.verify.fuzz import compute_trial, conv_trial, legal_schedules
 from transconv.verify.fuzz.trial import chance
 
-RULES = ("ranges", "digits", "linear", "points", "box", "never")
+RULES = ("ranges", "digits", "linear", "points", "box", "never", "cases")
 VERDICTS = ("found", "missed", "harmless", "inside", "unseen")
 COLUMNS = (
     "kind", "seed", "number", "status", "kernels", "sized", "accesses", *RULES, "examples", "nothing",

@@ -9,7 +9,7 @@ from fractions import Fraction
 import pytest
 
 from tests.simplify.evaluate import points, value
-from transconv.ir import Call, Const, Expr, Lane, Var, all_of, eq, maximum, minimum, select
+from transconv.ir import Call, Const, Expr, Lane, Var, all_of, eq, maximum, minimum
 from transconv.simplify import Facts, Range, greatest, is_inside, linear_bounds, linear_range
 from transconv.simplify.points import range_at_points
 
@@ -38,7 +38,6 @@ def atoms(rng: random.Random) -> list[Expr]:
         (pid % c * 8 + m) // d,
         (fused - k) // (y * y - y),
         (40 - fused) % (y * y - y),
-        select(other < d, other + 9, other - d),
     ]
 
 

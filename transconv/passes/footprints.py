@@ -15,6 +15,7 @@ and lanes, and of what divides these, whose ranges are known. Rules, in the orde
 ``points``  it was computed for all loops and lanes, where there are few
 ``box``     the copy engine leaves out what is outside of the tensor
 ``never``   its mask holds nowhere
+``cases``   one of these does where a condition holds that the offset depends on, and where it does not
 ==========  ================================================================================
 
 Where sizes are arguments of a kernel, the proof is for all sizes that meet its requirements.
@@ -23,7 +24,7 @@ Where sizes are arguments of a kernel, the proof is for all sizes that meet its 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
 
@@ -88,7 +89,26 @@ class Footprint:
         rule, found = (self._for_all_sizes(), Range()) if self.tensor.extents else self._for_its_sizes()
         if not rule and simplify(self.mask, self.facts) is ir.FALSE:
             return "never", Range(0, -1)
+        if not rule and (cases := self._cases()) and all(case.proof[0] for case in cases):
+            return "cases", found
         return rule, found
+
+    def _cases(self) -> list[Footprint]:
+        """The access where a condition of its offset holds, and where it does not: an index from the end
+        is ``select(i < 0, i + N, i)``."""
+        for e in ir.find(self.offset, ir.Select):
+            if isinstance(e.cond, ir.Lt):
+                made = (e.cond, e.yes), (e.cond.b <= e.cond.a, e.no)
+                return [
+                    replace(
+                        self,
+                        offset=ir.substitute(self.offset, {e: value}),
+                        mask=ir.substitute(self.mask, {e: value}),
+                        facts=self.facts.knowing([holds]),
+                    )
+                    for holds, value in made
+                ]
+        return []
 
     def _for_its_sizes(self) -> tuple[str, Range]:
         """The rule and the interval where no size is an argument."""

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from transconv import ir
-from transconv.simplify.facts import Facts, both_integers
+from transconv.simplify.facts import Facts
 from transconv.simplify.polynomial import Mono, Polynomial, ordered, rebuild
 from transconv.simplify.ranges import INF, Range, between, multiple_of_poly, range_of, range_of_product
 
@@ -241,10 +241,6 @@ def meanings(atom: ir.Expr, facts: Facts) -> list[Sum]:
             return [sum_of(facts.poly(a) - at), sum_of(facts.poly(b) - at)]
         case ir.Max(a, b) if atom.dtype.kind == "index":
             return [sum_of(at - facts.poly(a)), sum_of(at - facts.poly(b))]
-        case ir.Select(ir.Lt(a, b), yes, no) if both_integers(a, b):
-            r = range_of(yes, facts.knowing([a < b])) | range_of(no, facts.knowing([b <= a]))
-            low = [] if r.lo is None else [sum_of(at - r.lo)]
-            return low if r.hi is None else [*low, sum_of(-at + r.hi)]
     return []
 
 
