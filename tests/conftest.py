@@ -129,9 +129,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_collection_finish() -> None:
     """What is there once all files are imported stays: no garbage collection looks at it again. They
     come less often than by default, since kernels leave many nodes and few cycles. Dynamo's log lacks the
-    names of functions, for which it reads whole files."""
+    names of functions, for which it reads whole files. Hypothesis draws no numbers that stand in source
+    files, all of which it would read."""
     if dynamo := sys.modules.get("torch._dynamo.symbolic_convert"):
         dynamo.get_funcname = lambda file, line: None
+    if providers := sys.modules.get("hypothesis.internal.conjecture.providers"):
+        providers._get_local_constants = providers.Constants
     gc.collect()
     gc.freeze()
     gc.enable()
