@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 from _pytest.logging import catching_logs
 from _pytest.runner import runtestprotocol
+from hypothesis import settings
 
 from tests import programs
 
@@ -106,6 +107,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
     """Of a test marked ``every(n)`` each n-th case runs in ``make test``, all in ``make check-all``. With
     several workers, files that take long come first, so that all workers end at about the same time.
+    Drawn tests have a third of their examples in ``make test``, all of them in ``make check-all``.
     A part has every N-th of what other options select, so that cases of one test come into all parts."""
     seen: Counter[str] = Counter()
     for item in items:
@@ -114,6 +116,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if every is not None and seen[name] % every.args[0]:
             item.add_marker(pytest.mark.slow)
         seen[name] += 1
+    if "not slow" in config.getoption("-m"):
+        for test in {getattr(item, "obj", None) for item in items}:
+            if drawn := getattr(test, "_hypothesis_internal_use_settings", None):
+                test._hypothesis_internal_use_settings = settings(drawn, max_examples=-(-drawn.max_examples // 3))
     if "PYTEST_XDIST_WORKER" in os.environ:
         seconds: dict[str, int] = json.loads(DURATIONS.read_text())
         items.sort(key=lambda item: -seconds.get(item.nodeid.partition("::")[0], 0))
