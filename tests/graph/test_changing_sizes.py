@@ -84,6 +84,7 @@ def test_counts_and_places_at_several_shapes(name: str, dynamic: bool | None) ->
     checked(f, random(shapes), dynamic)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dynamic", [None, pytest.param(True, marks=pytest.mark.slow)])
 def test_the_gradient_of_a_maximum(dynamic: bool | None) -> None:
     checked(
@@ -103,6 +104,7 @@ def _joined(f: Callable[..., Any]) -> list[list[Tensor]]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dynamic", [None, pytest.param(True, marks=pytest.mark.slow)])
 def test_an_index_into_a_concatenation(dynamic: bool | None) -> None:
     for f in (lambda x, y, i: torch.cat([x, y])[i] * 2, lambda x, y, i: torch.cat([x.sin(), y])[i] * 2):

@@ -40,7 +40,7 @@ def test_a_chain_of_a_compiled_graph(count: int, capfd: pytest.CaptureFixture[st
 
 
 def alone(x: Tensor) -> tuple[Tensor, ...]:
-    return (chain(x, 600),)
+    return (chain(x, 250),)
 
 
 def beside_rows(x: Tensor) -> tuple[Tensor, ...]:

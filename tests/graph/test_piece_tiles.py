@@ -122,6 +122,7 @@ def test_rows_that_a_tile_covers_have_no_turns(length: int, turns: bool) -> None
     assert why_not(found, combined, target) is None
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("h", "w", "columns"), [(24, 16, 1), (19, 7, 1), pytest.param(3, 1536, 2, marks=pytest.mark.slow)]
 )

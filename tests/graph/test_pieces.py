@@ -468,7 +468,7 @@ def taken(
 ODD = ("strided", "dilated, groups", "residual")  # begin at odd addresses: copies take what is saved
 
 
-@pytest.mark.every(8)
+@pytest.mark.every(16)
 @pytest.mark.parametrize("name", MODELS)
 def test_memory_is_what_was_predicted(name: str) -> None:
     predicts(*MODELS[name], odd=name in ODD)

@@ -131,7 +131,7 @@ def test_what_has_a_kernel_of_its_own() -> None:
     assert torch.equal(got, want) and "no input_zero_sums tell what the zero point adds" in str(own)
 
 
-@pytest.mark.every(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["int8_weight_only", "int4_weight_only"])
 def test_weights_become_floats_in_graphs(kind: str) -> None:
     x = torch.randn(1, 16, 6, 6).bfloat16()

@@ -318,6 +318,7 @@ def test_gradients_of_rows(name: str) -> None:
     assert not [r for g in found for r in g.rows if isinstance(r, TorchRow)]
 
 
+@pytest.mark.slow
 def test_launched_by_the_interpreter() -> None:
     """What is computed for places beyond an end is masked in kernels, too."""
 

@@ -104,6 +104,7 @@ class Pooled(nn.Module):
         return y
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("pool", "bits"),
     [
