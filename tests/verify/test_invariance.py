@@ -61,6 +61,7 @@ PLANTED = (
 )
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("schedule", "why"), PLANTED)
 def test_a_planted_grouping_is_found_by_the_proof(schedule: str, why: str) -> None:
     for target in (SM90, HERE):

@@ -86,6 +86,7 @@ MERGED = "mb.oh.ow:32 oc:16 ic:16 | mma | merge=4 stages=2"
 CHANNELS_LAST = "mb2ic32ih8oc32oh8kh3ph1 dt=f16"
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("prop", "problem", "schedule"),
     [(Prop.FWD, GROUPS, MERGED), (Prop.BWD_D, GROUPS, MERGED.replace("oh.ow", "ih.iw"))],
@@ -102,7 +103,7 @@ def test_a_bug_in_merging(
     assert "wei" in found.diff and "naive" not in found.text
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(6)
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
@@ -143,7 +144,7 @@ RULES = {
 }
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("rule", RULES)
 def test_a_bug_in_a_rule_that_a_pass_uses(rule: str) -> None:
     """Of the returns of a rule, those that the kernel needs are traced from the wrong result to the
@@ -164,7 +165,7 @@ def test_a_bug_in_a_rule_that_a_pass_uses(rule: str) -> None:
 
 
 @interpreted
-@pytest.mark.every(6)
+@pytest.mark.every(12)
 @pytest.mark.parametrize(
     "bug",
     [

@@ -38,6 +38,7 @@ def judged(problem: str, prop: str, words: str, numpy: bool) -> tuple[Judgement,
     return found, case.tensors[Prop(prop).result].view.double().clone()
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("problem", "prop", "words"), CASES)
 def test_every_bit_is_that_of_the_reference(problem: str, prop: str, words: str) -> None:
     """In the interpreter of the IR, and where there is one in Triton's."""
@@ -48,6 +49,7 @@ def test_every_bit_is_that_of_the_reference(problem: str, prop: str, words: str)
         assert again.reason == "" and torch.equal(made, same)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("problem", "prop", "tile"),
     [
