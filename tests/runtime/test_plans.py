@@ -42,6 +42,7 @@ interpreted = pytest.mark.skipif(not knobs.interpret(), reason="needs TRITON_INT
 Tensors = dict[str, torch.Tensor]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("text", "prop", "schedule", "obeyed"),
     [
@@ -316,7 +317,7 @@ def test_what_fits_a_plan_in_other_words() -> None:
     assert torch.equal(t["dst"], wanted)
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @interpreted
 @pytest.mark.parametrize(
     ("tags", "prop", "pack"),

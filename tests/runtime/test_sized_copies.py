@@ -117,7 +117,7 @@ def built(name: str, target: Target = SM90) -> tuple[Compute, Plan]:
     return compute, build_compute(compute, target, Schedule.parse(schedule))
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("name", LAYERS)
 def test_drawn_sizes_edges_first(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the IR's interpreter, which reads beyond no tensor and finds padding that was read, and in
@@ -136,7 +136,7 @@ def test_drawn_sizes_edges_first(name: str, monkeypatch: pytest.MonkeyPatch) -> 
         assert not judged.problem, (drawn, judged.problem)
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("name", ["weight", "padded", "image", "turned"])
 def test_every_pass(name: str) -> None:
     compute, plan = built(name)
