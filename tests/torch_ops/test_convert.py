@@ -99,7 +99,7 @@ class Renamed(torch.nn.Conv2d):
     pass
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize(
     ("make", "shape"),
     [

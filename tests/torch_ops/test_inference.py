@@ -114,7 +114,7 @@ def _trained(layer: Any) -> None:
     layer.weight.grad = None
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @interpreted
 @pytest.mark.parametrize("write", WRITES)
 def test_no_write_that_torch_counts_yields_old_numbers(write: str, launched: Callable[[], int]) -> None:

@@ -46,6 +46,7 @@ def test_kernels_are_started_and_counted(parts: str, activation: str | None, gen
     assert transconv.stats().native == {"fwd": WARM} and not transconv.stats().fallback
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("parts", PARTS)
 @pytest.mark.parametrize("activation", [None, "relu", "tanh", "silu"])
 def test_training_starts_three_kernels(parts: str, activation: str | None, general: list[Any]) -> None:
@@ -65,6 +66,7 @@ def test_training_starts_three_kernels(parts: str, activation: str | None, gener
     assert transconv.stats().native == {"fwd": WARM, "bwd_d": WARM, "bwd_w": WARM}
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize("change", [negated, imaginary, made_up, shifted, last, gaps, double])
 @pytest.mark.parametrize("which", range(4))
 @pytest.mark.parametrize("trained", [False, True])
@@ -115,6 +117,7 @@ def convolution(x: Any, w: Any, b: Any, _: Any) -> torch.Tensor:
     return transconv.conv2d(x, w, b, padding=1)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(("f", "parts"), [(convolution, "b"), *((ours, parts) for parts in PARTS)])
 @pytest.mark.parametrize("wanted", ["", "xwbr"])
 def test_another_device_is_the_current_one(
