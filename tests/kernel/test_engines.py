@@ -36,7 +36,7 @@ def check(case: Case, got: list[Any]) -> None:
             np.testing.assert_array_equal(got[at], before, err_msg=f"argument {at} was written")
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @by_name
 def test_in_tritons_interpreter(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")
