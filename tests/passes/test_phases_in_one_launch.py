@@ -80,7 +80,7 @@ def test_programs_take_turns() -> None:
 
 
 TILES = [  # of a few features, of groups, with a copy of the weight
-    ("mb2?ic3ih9?iw12?oc16oh5ow6kh7kw7sh2sw2ph3pw3", "mb.qh.qw:16 ic:16 oc:16 | mma | stages=2 warps=4"),
+    ("mb2?ic3ih9?iw12?oc16oh5ow6kh5kw5sh2sw2ph2pw2", "mb.qh.qw:16 ic:16 oc:16 | mma | stages=2 warps=4"),
     ("g16mb2?ic16ih10?oc16oh5kh3sh2ph1", "mb.qh.qw:8 g:16 | fma | warps=4"),
     ("g16mb1?ic16ih10?oc16oh4kh4sh2", "mb.qh.qw:8 g:16 | fma | pack=b"),
 ]

@@ -67,7 +67,7 @@ CASES = [
 ]
 
 
-@pytest.mark.every(6)
+@pytest.mark.every(12)
 @pytest.mark.parametrize(("text", "prop", "schedule"), CASES)
 def test_every_pass_keeps_the_meaning(text: str, prop: Prop, schedule: str) -> None:
     check(text, prop, schedule, {}, range(2, len(PIPELINE) + 1))
