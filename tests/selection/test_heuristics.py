@@ -185,6 +185,7 @@ def test_depthwise_lanes_run_along_memory(shape: str, target: str) -> None:
     assert extent(channels_last, "g") >= 16, str(channels_last)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("shape", "prop", "pack", "transposed"),
     [
@@ -208,6 +209,7 @@ def test_f32_for_the_matrix_unit_lies_along_the_sum(
     assert first(text, prop, "sm_80").a == "gather"
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("text", "sum_of_forward"),
     [
