@@ -138,6 +138,7 @@ def test_what_torch_moves_it_may() -> None:
     assert all(torch.equal(run(x[i : i + 1])[0], whole[i]) for i in range(SAMPLES))
 
 
+@pytest.mark.slow
 def test_the_option_alone() -> None:
     """Without the switch of the settings; a first batch of several samples makes their number a name."""
     with transconv.config.changed(invariant=False):

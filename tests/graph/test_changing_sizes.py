@@ -206,6 +206,7 @@ def test_halves_and_other_orders_of_a_batch(seed: int) -> None:
     assert any(g.kernels for g in report(run).graphs)
 
 
+@pytest.mark.slow
 def test_a_planted_number_of_the_example_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Counts of elements that are those of the example, as if a rule had read a value."""
     monkeypatch.setenv("TRANSCONV_TRUST", "never")  # else it is torch's

@@ -71,7 +71,7 @@ def test_results_and_gradients_are_those_of_torch(
     assert seen == [True]
 
 
-@pytest.mark.every(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_numbers_of_a_forward_graph_are_those_of_the_decomposition(
     monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype

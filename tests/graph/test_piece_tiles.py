@@ -183,6 +183,7 @@ def test_a_training_step_with_norms_and_biases(
     )
 
 
+@pytest.mark.slow
 def test_one_call_has_gradients() -> None:
     torch.manual_seed(0)
     x, w, b = torch.randn(1, 2, 12, 5, 4), torch.randn(3, 2, 3, 3, 3), torch.randn(3)

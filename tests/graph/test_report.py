@@ -105,6 +105,7 @@ def test_a_reason_is_told_once_a_graph(inference: GraphReport) -> None:
     assert "left to torch (eager):" in text and len(inference.left) == 35
 
 
+@pytest.mark.slow
 def test_gradients_are_those_of_the_models_operations() -> None:
     forward, backward = report(block(training=True)).graphs
     assert (forward.phase, backward.phase) == ("forward", "backward")

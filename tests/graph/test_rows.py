@@ -294,6 +294,7 @@ def test_quantised_graphs_are_fused(whole: torch.dtype) -> None:
     assert rows[-1].operations[:3] == ("convolution", "relu", "quantize")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [
