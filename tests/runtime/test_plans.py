@@ -204,6 +204,7 @@ def test_a_bias_of_another_type_gets_another_plan() -> None:
         assert seen.dtype.name == name
 
 
+@pytest.mark.slow
 def test_where_operands_are_rounded() -> None:
     """In registers, or over copies: where the unit would else get them past the registers, and a copy is
     cheap for what it is read."""

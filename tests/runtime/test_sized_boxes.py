@@ -143,6 +143,7 @@ def test_kernels_are_read_back(at: int) -> None:
         assert Kernel.parse(str(kernel)) is kernel, stage
 
 
+@pytest.mark.slow
 def test_phases_store_planes_of_any_size() -> None:
     """Some of which have a row less; a size that would leave a phase without rows is refused."""
     plain, names = marked("mb2?ic16ih8?oc16oh4kh3sh2ph1 dt=f16 tag=nhwc")
