@@ -181,6 +181,7 @@ def test_copies_of_the_model_know_nothing_of_it(launched: Callable[[], int]) -> 
     assert len(inference._Weight.named) == held - 1  # and its copies are freed
 
 
+@pytest.mark.slow
 @interpreted
 def test_fused_transposed_and_compiled_calls_too(
     launched: Callable[[], int], monkeypatch: pytest.MonkeyPatch

@@ -38,7 +38,7 @@ def operands(ndims: int = 2, form: Any = s.contiguous) -> tuple[torch.Tensor, ..
     return x, w, torch.randn(4, requires_grad=True)
 
 
-@pytest.mark.every(7)
+@pytest.mark.every(14)
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("with_bias", [False, True])

@@ -152,6 +152,7 @@ def test_results(
 # -- calls that come back --------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @interpreted
 def test_a_start_that_is_there_before_the_first_launch_makes_the_type_of_the_result(
     monkeypatch: pytest.MonkeyPatch,

@@ -195,7 +195,7 @@ def test_numbers_that_differ_get_another_kernel(number: str, value: int) -> None
     )
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(3)
 @pytest.mark.parametrize("parts", ["", "b", "r", "br"])
 @pytest.mark.parametrize("change", [negated, imaginary, made_up, shifted, gaps, last])
 def test_fused_calls_start_their_kernel(parts: str, change: Any) -> None:

@@ -46,7 +46,6 @@ def test_kernels_are_started_and_counted(parts: str, activation: str | None, gen
     assert transconv.stats().native == {"fwd": WARM} and not transconv.stats().fallback
 
 
-@pytest.mark.every(3)
 @pytest.mark.parametrize("parts", PARTS)
 @pytest.mark.parametrize("activation", [None, "relu", "tanh", "silu"])
 def test_training_starts_three_kernels(parts: str, activation: str | None, general: list[Any]) -> None:
@@ -117,7 +116,6 @@ def convolution(x: Any, w: Any, b: Any, _: Any) -> torch.Tensor:
     return transconv.conv2d(x, w, b, padding=1)
 
 
-@pytest.mark.every(3)
 @pytest.mark.parametrize(("f", "parts"), [(convolution, "b"), *((ours, parts) for parts in PARTS)])
 @pytest.mark.parametrize("wanted", ["", "xwbr"])
 def test_another_device_is_the_current_one(

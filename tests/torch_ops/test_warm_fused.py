@@ -56,7 +56,6 @@ def both(call: Callable[[Any], Any]) -> tuple[Any, Any, Any]:
     return short, call(ours), call(theirs)
 
 
-@pytest.mark.every(3)
 @pytest.mark.parametrize("parts", PARTS)
 @pytest.mark.parametrize("leaves", ["", "xwbr"])
 def test_nothing_is_looked_up_again(parts: str, leaves: str, general: list[Any]) -> None:
