@@ -125,6 +125,7 @@ def test_truth_values_are_moved_as_bytes() -> None:
         assert describe(made_of, gate, extents).base.dtype is torch.uint8
 
 
+@pytest.mark.slow
 def test_sizes_that_are_arguments() -> None:
     text, schedule = CASES["persistent"]
     compute = parse(of_any_size(text))

@@ -49,7 +49,7 @@ def problem(text: str) -> ConvProblem:
     return ConvProblem.parse(f"{text} dt=f16 tag=axb")
 
 
-@pytest.mark.every(8)
+@pytest.mark.every(16)
 @pytest.mark.parametrize(("text", "schedule"), CASES, ids=[c[0] for c in CASES])
 def test_one_launch_does_all_phases(text: str, schedule: str) -> None:
     p = problem(text)

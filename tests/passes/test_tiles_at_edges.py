@@ -61,7 +61,7 @@ def test_no_mask_of_a_tile_is_left_inside(text: str, prop: Prop, words: str) -> 
     assert len(find(branch.then, Load)) == len(find(branch.other, Load))
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(6)
 @pytest.mark.parametrize(("text", "prop", "words"), KERNELS)
 def test_tiles_inside_and_at_edges(text: str, prop: Prop, words: str) -> None:
     """The least sizes, at which every tile is at an edge, drawn ones, and rows of a few whole tiles."""
