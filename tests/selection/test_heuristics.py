@@ -171,6 +171,7 @@ def test_of_a_schedule_that_was_given_its_estimate_and_the_first_choice_are_told
     assert str(ranked[0].schedule) in " ".join(said.split())
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     "shape", [DEPTHWISE, "g64mb32ic64ih112oc64oh56kh3sh2ph1", "g384mb64ic384ih14oc384oh14kh31ph15"]
 )
