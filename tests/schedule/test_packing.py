@@ -66,7 +66,7 @@ CASES = [
 ]
 
 
-@pytest.mark.every(8)
+@pytest.mark.every(16)
 @pytest.mark.parametrize(
     ("text", "prop", "schedule"), CASES, ids=[f"{i}-{c[1]}-{c[0]}" for i, c in enumerate(CASES)]
 )
@@ -97,7 +97,7 @@ SUMMED = [
 ]
 
 
-@pytest.mark.every(7)
+@pytest.mark.every(14)
 @pytest.mark.parametrize("tag", ["abx", "axb"])
 @pytest.mark.parametrize(
     ("text", "prop", "schedule", "inner"), SUMMED, ids=[f"{i}-{c[1]}-{c[0]}" for i, c in enumerate(SUMMED)]
@@ -290,6 +290,7 @@ def test_products_too_small_for_the_asynchronous_unit(schedule: str, small: bool
     assert not count(Schedule.parse(schedule), replace(compute, math="ieee"), SM90).small
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("text", "chip", "few"),
     [

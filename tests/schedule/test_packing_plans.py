@@ -210,7 +210,7 @@ def test_problems_share_the_copies_of_their_tensors() -> None:
 # -- the choice -----------------------------------------------------------------------------------
 
 
-@pytest.mark.every(8)
+@pytest.mark.every(16)
 @pytest.mark.parametrize("prop", list(Prop))
 @pytest.mark.parametrize(
     "shape", ["mb32ic256ih56oc256oh56kh3ph1", "mb128ic512ih7oc512oh7kh3ph1", "ic128id32oc128od32kd3pd1"]
@@ -231,6 +231,7 @@ def test_pointwise_layers_take_channels_first_as_they_are() -> None:
     assert best.blocks[0].axes == ("oh", "ow")
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     "text",
     [
