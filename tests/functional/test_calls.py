@@ -166,7 +166,7 @@ GRADS: dict[str, tuple[Callable[..., Any], list[torch.Tensor]]] = {
 }
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("name", GRADS)
 def test_gradients_and_gradients_of_them(name: str) -> None:
     f, tensors = GRADS[name]
