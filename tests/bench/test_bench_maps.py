@@ -36,6 +36,7 @@ def timed() -> dict[str, dict[Schedule, float]]:
     return found
 
 
+@pytest.mark.slow
 def test_what_is_chosen_is_nearly_the_fastest() -> None:
     """In the geometric mean within 5% of the best that was timed, and never twice as slow."""
     logs = {}
