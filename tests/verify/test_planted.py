@@ -25,7 +25,7 @@ def test_every_pass_has_a_bug() -> None:
     assert {bug.stage for bug in planted.PASSES} == {p.name for p in pipeline.PIPELINE} - named
 
 
-@pytest.mark.every(6)
+@pytest.mark.every(12)
 @pytest.mark.parametrize("bug", planted.PASSES, ids=lambda bug: f"{bug.stage}: {bug.what}")
 def test_a_bug_in_a_pass(bug: Bug) -> None:
     def ask() -> str:
