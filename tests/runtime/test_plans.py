@@ -163,7 +163,7 @@ GATHERED = [
 ]
 
 
-@pytest.mark.every(9)
+@pytest.mark.every(18)
 @interpreted
 @pytest.mark.parametrize("math", ["tf32", "ieee"])
 @pytest.mark.parametrize("fine", [0, 1])

@@ -166,6 +166,7 @@ def test_workspaces_are_as_long_as_the_sizes_say() -> None:
     assert rooms == {"src_packed": 3 * 40 * 16, "dst_packed": 3 * 40 * 24}
 
 
+@pytest.mark.slow
 def test_rows_as_long_as_a_size_begin_at_multiples_of_16_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of a matrix that is read along its columns: boxes of the copy need it, whatever K is."""
     monkeypatch.setenv("TRITON_INTERPRET", "1")
