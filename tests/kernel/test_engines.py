@@ -54,7 +54,7 @@ def interpreted(case: Case, kernel: Kernel) -> list[Any]:
     return [buffers[n].reshape(v.shape) if isinstance(v, np.ndarray) else v for n, v in values.items()]
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @by_name
 def test_as_written_and_after_all_passes(case: Case) -> None:
     """The interpreter of the IR also checks that nothing outside of an array is touched."""
