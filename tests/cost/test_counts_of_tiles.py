@@ -41,6 +41,7 @@ def of_tile(schedule: Schedule) -> Schedule:
     return Schedule(schedule.blocks, **{word: schedule.word(word) for word in work.OF_TILE})
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", CASES)
 def test_other_words_make_no_difference(name: str) -> None:
     compute = made_of(name)
@@ -52,6 +53,7 @@ def test_other_words_make_no_difference(name: str) -> None:
         assert work.count_tile(s, main, SM90) == work.count_tile(of_tile(s), main, SM90), s
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", CASES)
 def test_a_ranking_counts_each_tile_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither the counts of tiles nor those of threads that keep sums in registers are made twice."""
