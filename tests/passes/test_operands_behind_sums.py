@@ -170,7 +170,7 @@ def _with_another(compute: Compute) -> Compute:
     return replace(compute, steps=(*steps, other, replace(store, value=value)))
 
 
-@pytest.mark.every(6)
+@pytest.mark.every(12)
 @pytest.mark.parametrize("name", CASES)
 def test_every_pass_gives_the_answer(name: str) -> None:
     text, schedule = CASES[name]

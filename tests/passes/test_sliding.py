@@ -143,6 +143,7 @@ def test_lanes_are_added_behind_the_loop() -> None:
     assert len(find(loop, Reduce)) == 12
 
 
+@pytest.mark.slow
 def test_narrow_operands_are_loaded_along_all_lanes() -> None:
     """Pixels of dst lack the lanes of kh; a filter whose channels are apart stays narrow."""
     spread = find(lowered(f"{P} tag=axb", BWD_W, f"kh:4 {SECOND}"), Spread)
