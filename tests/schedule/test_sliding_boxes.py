@@ -110,7 +110,7 @@ def test_sums_that_move_are_parts_of_a_group(stages: int) -> None:
     assert len(parts) == (3 if stages == 2 else 2)
 
 
-@pytest.mark.every(2)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "shared"),
     [
