@@ -188,6 +188,7 @@ def test_a_graph_of_before_the_switch_is_refused() -> None:
         run(x)
 
 
+@pytest.mark.slow
 def test_graphs_are_planned_for_a_fixed_number() -> None:
     model = Convolutional().eval()
     texts = []

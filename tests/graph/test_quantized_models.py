@@ -121,6 +121,7 @@ def test_zero_points_are_exact_at_borders(layer: Any, shape: tuple[int, ...], mo
     assert torch.equal(got, want)
 
 
+@pytest.mark.slow
 def test_what_has_a_kernel_of_its_own() -> None:
     """Without calibration no sums of the zero point are known."""
     model, x = nn.Sequential(nn.Conv2d(4, 4, 3)), torch.randn(1, 4, 6, 6)

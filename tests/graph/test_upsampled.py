@@ -106,7 +106,7 @@ def far(got: Tensor, want: Tensor) -> float:
     return float((got.double() - want).square().mean().sqrt())
 
 
-@pytest.mark.every(4)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("bias", "upsampling", "done"),
     [(True, "auto", True), (False, "auto", False), (False, "always", True), (True, "never", False)],
