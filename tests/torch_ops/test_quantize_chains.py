@@ -209,6 +209,7 @@ def test_no_sums_of_many_borders() -> None:
     assert zero_sums(weight, torch.tensor([1]), sides, sides, (1, 1)) is None
 
 
+@pytest.mark.slow
 @interpreted
 def test_known_sums_as_a_problem(capsys: pytest.CaptureFixture[str]) -> None:
     """A word of epilogues, which the checks of problems take, too."""
