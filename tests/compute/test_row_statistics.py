@@ -71,6 +71,7 @@ LATE = "n:8 k:16 | fma | late=1 warps=1 stages=1 programs=2"  # the last tile en
 AHEAD = "n:2 k:16 | fma | warps=1 stages=3 programs=3"
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("text", "schedule", "parts"),
     [
