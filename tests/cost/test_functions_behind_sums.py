@@ -32,6 +32,7 @@ def estimated(row: dict[str, str]) -> float:
     return estimate(step.schedule, step.compute, SM90)
 
 
+@pytest.mark.slow
 def test_estimates_of_functions_behind_a_sum() -> None:
     """The schedule that is estimated to be the fastest takes little more than the fastest one."""
     with MEASURED.open(newline="", encoding="utf-8") as file:
