@@ -117,9 +117,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.slow)
         seen[name] += 1
     if "not slow" in config.getoption("-m"):
-        for test in {getattr(item, "obj", None) for item in items}:
-            if drawn := getattr(test, "_hypothesis_internal_use_settings", None):
-                test._hypothesis_internal_use_settings = settings(drawn, max_examples=-(-drawn.max_examples // 3))
+        _draw_fewer({getattr(item, "obj", None) for item in items})
     if "PYTEST_XDIST_WORKER" in os.environ:
         seconds: dict[str, int] = json.loads(DURATIONS.read_text())
         items.sort(key=lambda item: -seconds.get(item.nodeid.partition("::")[0], 0))
@@ -129,6 +127,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         raise pytest.UsageError(f"--part {part}/{parts}: not a part from 1/{parts} to {parts}/{parts}")
     config.hook.pytest_deselected(items=[item for i, item in enumerate(items) if i % parts != part - 1])
     items[:] = items[part - 1 :: parts]
+
+
+def _draw_fewer(tests: set[Any]) -> None:
+    """A third of the examples of tests that Hypothesis draws for."""
+    for test in tests:
+        if drawn := getattr(test, "_hypothesis_internal_use_settings", None):
+            few = settings(drawn, max_examples=-(-drawn.max_examples // 3))
+            test._hypothesis_internal_use_settings = few
 
 
 @pytest.hookimpl(trylast=True)
