@@ -206,8 +206,7 @@ def test_epilogues(capsys: Output) -> None:
         capsys,
         "--quiet",
         "--dt=f16",
-        "--attr-post-ops=,sum+relu,"
-        "swish:1,gelu_tanh,clip:0:6,hardswish:0.1666667:0.5",
+        "--attr-post-ops=,sum+relu,swish:1,gelu_tanh,clip:0:6,hardswish:0.1666667:0.5",
         SMALL,
     )
     assert counts["PASSED"] == counts["tests"] == 6
