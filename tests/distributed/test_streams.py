@@ -184,6 +184,7 @@ def streamed(s: StreamedModel, x: Tensor, lengths: list[int]) -> Tensor:
     return torch.cat(made if rest is None else [*made, rest], 2)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", MODELS)
 def test_pieces_are_torchs_whole(name: str) -> None:
     made, shape = MODELS[name]
