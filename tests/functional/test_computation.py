@@ -90,6 +90,7 @@ def test_a_text_that_reads_nothing_is_told_where_its_result_shall_be() -> None:
         count(want, device="cpu")
 
 
+@pytest.mark.slow
 def test_torchs_compiler_may_be_imported_after_convolutions_were_replaced() -> None:
     """Its import reaches torch.distributed.tensor, whose room imports this one meanwhile."""
     code = (
