@@ -9,6 +9,8 @@ from math import exp, log
 from pathlib import Path
 from statistics import mean
 
+import pytest
+
 from tests.stages import SM90
 from transconv.compute import parse
 from transconv.conv import ConvProblem, Epilogue, Prop, compiler
