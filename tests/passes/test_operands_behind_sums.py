@@ -134,6 +134,7 @@ def test_sizes_that_are_arguments() -> None:
     assert not [(stage, judged.problem) for stage, judged in found if judged.problem]
 
 
+@pytest.mark.slow
 def test_stride_phases_in_one_launch() -> None:
     """The gradient of the input, to which another is added: consumers go on taking turns."""
     problem = ConvProblem.parse("mb14ic16ih8oc32oh4kh3sh2ph1 dt=f16 tag=axb")
