@@ -185,6 +185,7 @@ def test_each_unit_reads_its_own_copy() -> None:
         assert np.array_equal(made, values), name
 
 
+@pytest.mark.slow
 def test_phases_share_the_longest_partials() -> None:
     p = ConvProblem.parse("mb1ic16ih8oc64oh4kh3sh2ph1 dt=f16")
 
@@ -246,6 +247,7 @@ def test_others_do_not(text: str) -> None:
         assert heuristics.default(compute, SM90).pack == "", text
 
 
+@pytest.mark.slow
 def test_weights_alone() -> None:
     """A channels-last input and weights as torch makes them."""
     p = ConvProblem.parse("mb32ic256ih56oc256oh56kh3ph1 dt=bf16 tag=axb:abx:axb")
