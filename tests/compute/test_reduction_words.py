@@ -155,6 +155,7 @@ def test_additions_to_few_places_follow_one_another() -> None:
     assert us(65536) > us(65536, "=") + 2
 
 
+@pytest.mark.slow
 def test_split_rows_of_several_sweeps_are_parts() -> None:
     """Where the elements of a row are needed again, its parts are kernels one after another."""
 

@@ -131,6 +131,7 @@ def test_long_rows_are_carried_by_persistent_programs() -> None:
     )
 
 
+@pytest.mark.slow
 def test_tiles_ahead_and_what_all_tiles_read() -> None:
     """The next tiles' loads are in flight, without statistics, too; a weight is loaded once."""
     for text in (WEIGHED, WEIGHED + "    store  D[k] sum= x\n"):

@@ -232,6 +232,7 @@ def test_whole_numbers_are_compared_exactly() -> None:
     np.testing.assert_allclose(t.numpy(), want, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_gathered_rows_are_multiplied() -> None:
     made = parse("""compute rows
     tensor I i32 [40]
