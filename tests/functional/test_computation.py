@@ -66,6 +66,7 @@ def test_arguments_in_a_graph_are_one_line(call: Callable[..., Any]) -> None:
     assert all("\n" not in arg for n in graph.graph.nodes for arg in n.args if isinstance(arg, str))
 
 
+@pytest.mark.slow
 def test_graphs_hold_it_as_one_operator() -> None:
     """And its gradients as further ones."""
     rows = transconv.computation(TEXT)
