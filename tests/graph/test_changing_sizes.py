@@ -85,7 +85,7 @@ def test_counts_and_places_at_several_shapes(name: str, dynamic: bool | None) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dynamic", [None, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("dynamic", [None, True])
 def test_the_gradient_of_a_maximum(dynamic: bool | None) -> None:
     checked(
         lambda x: (x * 2).max(1)[0].sin(), random(FLAT[:3], True), dynamic, alone=False, gradients=True
@@ -105,7 +105,7 @@ def _joined(f: Callable[..., Any]) -> list[list[Tensor]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dynamic", [None, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("dynamic", [None, True])
 def test_an_index_into_a_concatenation(dynamic: bool | None) -> None:
     for f in (lambda x, y, i: torch.cat([x, y])[i] * 2, lambda x, y, i: torch.cat([x.sin(), y])[i] * 2):
         checked(f, _joined(f), dynamic, named=False)

@@ -26,7 +26,7 @@ def chain(x: Tensor, count: int) -> Tensor:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("count", [150, pytest.param(600, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [150, 600])
 def test_a_chain_of_a_compiled_graph(count: int, capfd: pytest.CaptureFixture[str]) -> None:
     run: Any = torch.compile(lambda x: chain(x, count), backend=backend, options={"rest": "eager"})
     x = torch.randn(4, 8)
