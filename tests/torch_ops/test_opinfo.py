@@ -63,7 +63,6 @@ def test_gradients_of_samples(name: str, dtype: torch.dtype) -> None:
             _same(got, wanted)
 
 
-@pytest.mark.every(3)
 @pytest.mark.parametrize("name", ["conv1d", "conv2d", "conv3d"])
 def test_error_inputs(name: str) -> None:
     """Same exception class, and the sentence that torch's own test asks for."""
