@@ -100,7 +100,7 @@ def place(t: torch.Tensor) -> int:
     return t.untyped_storage()._cdata
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(2)
 @pytest.mark.parametrize("refused", ["", "weight_gradient", "convolution"])
 def test_results_are_made_in_a_call_and_nothing_else_outlives_it(
     refused: str, asked: Asked, monkeypatch: pytest.MonkeyPatch
