@@ -86,7 +86,6 @@ MERGED = "mb.oh.ow:32 oc:16 ic:16 | mma | merge=4 stages=2"
 CHANNELS_LAST = "mb2ic32ih8oc32oh8kh3ph1 dt=f16"
 
 
-@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("prop", "problem", "schedule"),
     [(Prop.FWD, GROUPS, MERGED), (Prop.BWD_D, GROUPS, MERGED.replace("oh.ow", "ih.iw"))],

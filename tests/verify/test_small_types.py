@@ -36,7 +36,7 @@ CASES = [
 ]
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize(("problem", "prop", "words"), CASES)
 def test_results(problem: str, prop: str, words: str) -> None:
     found = judged(problem, prop, words, numpy=True)

@@ -50,7 +50,6 @@ def test_every_bit_is_that_of_the_reference(problem: str, prop: str, words: str)
         assert again.reason == "" and torch.equal(made, same)
 
 
-@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("problem", "prop", "tile"),
     [
