@@ -318,7 +318,7 @@ def test_what_fits_a_plan_in_other_words() -> None:
     assert torch.equal(t["dst"], wanted)
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(2)
 @interpreted
 @pytest.mark.parametrize(
     ("tags", "prop", "pack"),

@@ -105,7 +105,7 @@ def answer(p: ConvProblem, prop: Prop, t: dict[str, torch.Tensor]) -> torch.Tens
 # -- the next plan takes over ----------------------------------------------------------------------
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(2)
 @interpreted
 @pytest.mark.parametrize("prop", list(Prop))
 def test_a_wrong_kernel_is_replaced(prop: Prop, plant: Plant, caplog: pytest.LogCaptureFixture) -> None:
