@@ -107,7 +107,7 @@ def test_gradients_have_the_type_and_device_of_the_input(change: Any) -> None:
             call(*given)
 
 
-@pytest.mark.every(6)
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", s.FUNCTIONS)
 def test_compiles_without_a_graph_break(name: str) -> None:
     ndims = int(name[-2])
