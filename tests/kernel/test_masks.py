@@ -157,7 +157,7 @@ RULES: tuple[tuple[KernelFunction, Callable[..., Masked]], ...] = (
 )
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("function", "meaning"), RULES, ids=lambda v: getattr(v, "__name__", ""))
 def test_a_rule(function: KernelFunction, meaning: Callable[..., Masked]) -> None:
     draw = np.random.default_rng(3)
