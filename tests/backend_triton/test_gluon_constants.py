@@ -121,7 +121,7 @@ def numbers(found: np.ndarray, of: DType) -> np.ndarray:
     return (whole.double() if of.kind == "float" else whole).numpy()
 
 
-@pytest.mark.every(16)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("arch", [90, pytest.param(100, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("of", [t for t in constants.TYPES if not t.is_short], ids=str)
 def test_constants_keep_their_type_and_their_number(of: DType, arch: int) -> None:

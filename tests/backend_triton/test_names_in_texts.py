@@ -58,7 +58,6 @@ def clashes(source: str) -> list[str]:
     return found
 
 
-@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("role", "name"),
     [

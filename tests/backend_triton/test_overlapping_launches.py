@@ -59,7 +59,6 @@ def test_explicit_kernels_lay_out_barriers_meanwhile() -> None:
     assert source.index("mbarrier.init") < source.index("gdc_wait()") < source.index("gl.warp_specialize")
 
 
-@pytest.mark.every(2)
 @pytest.mark.parametrize(("text", "prop", "words"), PLANS)
 def test_only_the_feature_changes_the_text(text: str, prop: Prop, words: str) -> None:
     with_it, without = (planned(text, prop, words, t) for t in (EARLY, LATE))

@@ -103,7 +103,6 @@ def found(problem: str, chip: str, words: str = "") -> str:
     return it.flaw
 
 
-@pytest.mark.every(2)
 @pytest.mark.parametrize("chip", ["sm_90", "sm_89", "sm_100", "sm_120"])
 def test_a_kernel_that_was_wrong_on_the_device(chip: str) -> None:
     assert "the number of a constant" in found(NARROW.format(1, 1), chip, "mul:f32:per_oc")
