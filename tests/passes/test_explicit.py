@@ -154,7 +154,7 @@ def answer(
     return unpack(memory.buffers[c], layouts[c], shapes(p)[c])
 
 
-@pytest.mark.every(20)
+@pytest.mark.every(15)
 @pytest.mark.parametrize(
     ("text", "prop", "schedule"), CASES, ids=[f"{c[1]}-{c[0]}-{i}" for i, c in enumerate(CASES)]
 )
@@ -162,7 +162,7 @@ def test_whoever_goes_first_the_answer_is_right(text: str, prop: Prop, schedule:
     right_in_any_order(ConvProblem.parse(f"{text} dt=f16 tag=axb"), prop, schedule)
 
 
-@pytest.mark.every(12)
+@pytest.mark.every(6)
 @pytest.mark.parametrize(
     ("text", "prop", "schedule", "transposed"),
     TURNED,

@@ -66,7 +66,7 @@ CASES = [  # problem, direction, schedule, products of words in a step of the su
 ]
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("text", "prop", "schedule", "products"), CASES)
 def test_the_answer_is_right(text: str, prop: str, schedule: str, products: int) -> None:
     p = ConvProblem.parse(text)

@@ -30,7 +30,12 @@ KERNELS = (  # a loop of steps, one text without a loop, copies, volumes, sums o
     (LINE, Prop.FWD, f"mb:4 ow:4 kw:3 g:8 | {WORDS} regs=ow.kw stages=1 warps=4"),
     (PLANE, Prop.BWD_D, f"mb.ih:4 iw:4 kh:3 kw:3 g:8 | {WORDS} regs=iw.kh.kw stages=1 warps=4"),
     (WIDE, Prop.FWD, f"mb.oh:4 ow:5 kw:7 g:8 | {WORDS} pack=b regs=ow.kw stages=1 warps=4"),
-    (VOLUME, Prop.BWD_D, f"mb.id.ih:4 iw:4 kw:3 g:8 | {WORDS} regs=iw.kw stages=1 warps=4"),
+    pytest.param(
+        VOLUME,
+        Prop.BWD_D,
+        f"mb.id.ih:4 iw:4 kw:3 g:8 | {WORDS} regs=iw.kw stages=1 warps=4",
+        marks=pytest.mark.slow,
+    ),
     (PLANE, Prop.BWD_W, f"mb.oh:8 ow:4 kw:3 g:8 | {WORDS} split_k=2 regs=ow.kw late=1 stages=1 warps=4"),
 )
 
@@ -61,7 +66,7 @@ def test_no_mask_of_a_tile_is_left_inside(text: str, prop: Prop, words: str) -> 
     assert len(find(branch.then, Load)) == len(find(branch.other, Load))
 
 
-@pytest.mark.every(6)
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("text", "prop", "words"), KERNELS)
 def test_tiles_inside_and_at_edges(text: str, prop: Prop, words: str) -> None:
     """The least sizes, at which every tile is at an edge, drawn ones, and rows of a few whole tiles."""
