@@ -223,7 +223,7 @@ def test_the_page_of_a_merged_compute() -> None:
 # -- where it is chosen ---------------------------------------------------------------------------
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(2)
 @pytest.mark.parametrize("prop", list(Prop))
 @pytest.mark.parametrize("text", ["g32mb64ic128ih56oc128oh56kh3ph1", "g32mb64ic256ih28oc256oh28kh3ph1"])
 def test_chosen_for_narrow_groups(text: str, prop: Prop) -> None:

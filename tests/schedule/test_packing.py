@@ -66,7 +66,7 @@ CASES = [
 ]
 
 
-@pytest.mark.every(16)
+@pytest.mark.every(8)
 @pytest.mark.parametrize(
     ("text", "prop", "schedule"), CASES, ids=[f"{i}-{c[1]}-{c[0]}" for i, c in enumerate(CASES)]
 )
@@ -97,7 +97,7 @@ SUMMED = [
 ]
 
 
-@pytest.mark.every(14)
+@pytest.mark.every(7)
 @pytest.mark.parametrize("tag", ["abx", "axb"])
 @pytest.mark.parametrize(
     ("text", "prop", "schedule", "inner"), SUMMED, ids=[f"{i}-{c[1]}-{c[0]}" for i, c in enumerate(SUMMED)]

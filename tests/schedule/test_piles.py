@@ -58,7 +58,7 @@ def test_piles_mean_the_same(text: str, prop: Prop, blocks: str, words: str, dty
     assert wrong_stages(p, prop, launches_of(steps)) == []
 
 
-@pytest.mark.every(6)
+@pytest.mark.every(3)
 @pytest.mark.parametrize(("text", "prop", "blocks", "words", "dtype"), ALL[::4], ids=IDS[::4])
 def test_the_matrix_unit_reads_them_in_shared_memory(
     text: str, prop: Prop, blocks: str, words: str, dtype: str

@@ -56,7 +56,7 @@ CASES = [  # with the rows of a slot, and the tiles of the other operand
 ]
 
 
-@pytest.mark.every(10)
+@pytest.mark.every(5)
 @pytest.mark.parametrize(
     ("text", "prop", "schedule", "rows", "others"),
     CASES,
