@@ -144,7 +144,7 @@ EMBEDDING = """compute embedding
     store  Y[b, s, k] = t"""
 
 
-@pytest.mark.every(6)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("dtype", ["i32", "i64"])
 @pytest.mark.parametrize(
     ("i", "fill"),
@@ -311,7 +311,7 @@ PRODUCT = """compute product
     store  Y[m, n] = sum(x*w; k)"""
 
 
-@pytest.mark.every(6)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("dtype", ["f16", "f32"])
 @pytest.mark.parametrize(
     "schedule",
