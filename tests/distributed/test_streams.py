@@ -184,7 +184,6 @@ def streamed(s: StreamedModel, x: Tensor, lengths: list[int]) -> Tensor:
     return torch.cat(made if rest is None else [*made, rest], 2)
 
 
-@pytest.mark.every(2)
 @pytest.mark.parametrize("name", MODELS)
 def test_pieces_are_torchs_whole(name: str) -> None:
     made, shape = MODELS[name]
