@@ -84,7 +84,6 @@ def test_every_pass(text: str, words: str) -> None:
         assert not judged.problem, (stage, judged.problem)
 
 
-@pytest.mark.slow
 def test_registers_hold_what_is_stored() -> None:
     """Each thread would have the places of 128 positions otherwise."""
     compute = layer("mb8?ic128ih56?iw56?oc512oh56ow56kh1kw1 dt=bf16")
