@@ -52,7 +52,7 @@ def legal(text: str) -> list[Schedule]:
     return [s for s in dict.fromkeys(matrix_vector(compute, SM90)) if not why_not(s, compute, SM90)]
 
 
-@pytest.mark.every(6)
+@pytest.mark.every(3)
 @pytest.mark.skipif(not knobs.interpret(), reason="needs TRITON_INTERPRET=1")
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=pytest.mark.slow) if n == "window" else n for n in TEXTS]
