@@ -345,7 +345,7 @@ BUGS: list[tuple[Plant, str, str, str]] = [
 ]
 
 
-@pytest.mark.every(6)
+@pytest.mark.every(3)
 @pytest.mark.parametrize(("plant", "text", "schedule", "stage"), BUGS, ids=[b[0].__name__ for b in BUGS])
 def test_a_bug_is_found(
     plant: Plant, text: str, schedule: str, stage: str, monkeypatch: pytest.MonkeyPatch
