@@ -128,7 +128,7 @@ def answers(call: Called, of: Any, rows: list[list[float]]) -> list[Tensor]:
     return [t.detach() for t in found]
 
 
-@pytest.mark.every(6)
+@pytest.mark.every(3)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", CALLS)
 def test_functions(name: str) -> None:
