@@ -512,6 +512,7 @@ def predicts(
         assert cut > 1 or odd
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("step", "plans"), [(False, 2), (True, 5)])
 def test_memory_of_several_regions_is_what_was_predicted(step: bool, plans: int) -> None:
     torch.manual_seed(0)
