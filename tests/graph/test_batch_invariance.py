@@ -162,6 +162,7 @@ def test_the_option_alone_waits_for_kernels(monkeypatch: pytest.MonkeyPatch) -> 
             assert {*modes} == ({"now", True} if invariant else {"background", False})
 
 
+@pytest.mark.slow
 def test_a_part_of_a_batch_that_begins_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels are asked for aligned tensors alone: another kernel may be chosen for others."""
     real, odd = TritonKernel._interpret, list[bool]()

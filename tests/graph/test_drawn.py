@@ -36,6 +36,7 @@ def _flipped() -> Drawn:
     return Drawn((x,), tuple(steps), (3, 5))
 
 
+@pytest.mark.slow
 def test_a_planted_mistake_is_found_and_made_small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRANSCONV_TRUST", "never")
     monkeypatch.setattr(view_indexing, "flip", lambda shape, dims: lambda at: at)
