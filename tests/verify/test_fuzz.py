@@ -128,7 +128,7 @@ def test_passes_that_are_gone_are_read_in_older_lines() -> None:
             ConvTrial.parse(line.format(word))
 
 
-@pytest.mark.every(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("passes", ["-simplify,-lets", ""])
 def test_a_kernel_is_the_same_in_another_process(passes: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Verdicts are stored under the kernel's text: with a name that depends on the order of a set they
