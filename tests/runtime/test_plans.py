@@ -192,6 +192,7 @@ def test_gathered_operands_are_rounded_to_what_is_multiplied(
     assert torch.equal(t[prop.result].double(), exact(p, prop, near))
 
 
+@pytest.mark.slow
 def test_a_bias_of_another_type_gets_another_plan() -> None:
     p = ConvProblem.parse("mb2ic32ih8oc32oh8kh3ph1 dt=bf16")
     biases = {None: "bf16", f32: "f32", bf16: "bf16"}

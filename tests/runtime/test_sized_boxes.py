@@ -499,6 +499,7 @@ def test_proposals_have_boxes() -> None:
     assert all(why_not(s, compute, SM90) is None for s in found)
 
 
+@pytest.mark.slow
 def test_the_machine_code_moves_boxes() -> None:
     (found,) = compile_offline([job_of(built(1)[1].steps[0], SM90)])
     assert isinstance(found, Resources), found
