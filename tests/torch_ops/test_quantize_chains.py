@@ -119,7 +119,7 @@ class Block(nn.Module):
         return torch.relu(self.two(self.relu(self.norm(self.one(x)))) + added)
 
 
-@pytest.mark.every(3)
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["fallback", pytest.param("interpret", marks=interpreted)])
 @pytest.mark.parametrize("kind", ["int8", "fp8", "int4_weight_only"])
 def test_folded_models_hand_over_bytes(kind: str, way: str) -> None:
