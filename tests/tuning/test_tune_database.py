@@ -310,6 +310,7 @@ def test_channels_first_takes_what_was_tuned_for_channels_last() -> None:
     assert first(apart).source == "tuned"
 
 
+@pytest.mark.slow
 def test_a_slow_schedule_is_not_taken_over_copies() -> None:
     tuning_db.remember([row(schedule=LIKE)])
     assert first().source == "tuned"
