@@ -128,6 +128,7 @@ def test_positions_that_are_written_out_stay_apart() -> None:
     assert len(runtime_compiler.build(work, SM90, schedule, None, False, CompiledDirection).steps) == 4
 
 
+@pytest.mark.slow
 def test_a_launch_has_the_programs_of_all_phases() -> None:
     """And its estimate counts the launch once."""
     plain, names = marked(f"{TILES[0][0]} dt=f16 tag=axb")
