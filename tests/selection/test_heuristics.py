@@ -128,6 +128,7 @@ def test_chips_without_boxes_gather(target: str) -> None:
     assert (schedule.a, schedule.b, schedule.unit) == ("gather", "gather", "mma")
 
 
+@pytest.mark.slow
 def test_channels_first_gathers_where_there_are_no_boxes() -> None:
     schedule = first(f"{DENSE} dt=bf16 tag=nchw", target="sm_80")
     assert (schedule.a, schedule.unit, schedule.pack) == ("gather", "mma", "")
