@@ -19,8 +19,8 @@ from transconv.target import TARGETS, Target
 
 SM90 = TARGETS["sm_90"]
 CASES = {
-    "dense": ("mb8ic64ih28oc128oh28kh3ph1 dt=bf16 tag=nhwc", Prop.FWD, "bias+relu"),
     "packed": ("mb8ic64ih28oc128oh28kh3ph1 dt=bf16", Prop.FWD, "res"),
+    "dense": ("mb8ic64ih28oc128oh28kh3ph1 dt=bf16 tag=nhwc", Prop.FWD, "bias+relu"),
     "image gradient": ("mb8ic64ih28oc96oh28kh3ph1 dt=bf16 tag=nhwc", Prop.BWD_D, ""),
     "weight gradient": ("mb8ic64ih28oc128oh28kh3ph1 dt=bf16 tag=nhwc", Prop.BWD_W, ""),
     "f32": ("mb8ic64ih14oc64oh14kh3ph1 dt=f32 tag=nhwc", Prop.FWD, ""),

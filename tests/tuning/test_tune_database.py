@@ -290,7 +290,6 @@ def test_another_epilogue_of_the_same_problem_is_near() -> None:
     assert first(epilogue="bias+relu").source == "tuned"
 
 
-@pytest.mark.slow
 def test_channels_first_takes_what_was_tuned_for_channels_last() -> None:
     """Over copies: this one takes 69.5 us on an H200, the first estimate 80.5 (h200_trials_nchw.csv)."""
     last = ConvProblem.parse("mb128ic512ih7oc512oh7kh3ph1 dt=bf16 tag=nhwc")
