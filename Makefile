@@ -128,7 +128,7 @@ newcomer: $(ready)
 
 # Some 55 minutes on two cores. Kernels are interpreted here; on a GPU the same commands run them.
 check-all: check matrix mutants newcomer
-	$(PYTEST) -m "slow and not gpu and not xpu and not integrations"
+	$(PYTEST) -m "(slow or hypothesis) and not gpu and not xpu and not integrations"
 	$(PYTHON) -m transconv fuzz --n 2000 --seed 1 --interpreter
 	TRITON_INTERPRET=1 $(PYTHON) -m tests.functional.test_samples
 	$(PYTHON) -m tests.graph.draw --n 500

@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 from _pytest.logging import catching_logs
 from _pytest.runner import runtestprotocol
+from hypothesis import settings
 
 from tests import programs
 
@@ -106,6 +107,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
     """Of a test marked ``every(n)`` each n-th case runs in ``make test``, all in ``make check-all``. With
     several workers, files that take long come first, so that all workers end at about the same time.
+    Drawn tests have a third of their examples in ``make test``, all of them in ``make check-all``.
     A part has every N-th of what other options select, so that cases of one test come into all parts."""
     seen: Counter[str] = Counter()
     for item in items:
@@ -114,6 +116,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if every is not None and seen[name] % every.args[0]:
             item.add_marker(pytest.mark.slow)
         seen[name] += 1
+    if "not slow" in config.getoption("-m"):
+        _draw_fewer({getattr(item, "obj", None) for item in items})
     if "PYTEST_XDIST_WORKER" in os.environ:
         seconds: dict[str, int] = json.loads(DURATIONS.read_text())
         items.sort(key=lambda item: -seconds.get(item.nodeid.partition("::")[0], 0))
@@ -125,13 +129,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = items[part - 1 :: parts]
 
 
+def _draw_fewer(tests: set[Any]) -> None:
+    """A third of the examples of tests that Hypothesis draws for."""
+    for test in tests:
+        if drawn := getattr(test, "_hypothesis_internal_use_settings", None):
+            few = settings(drawn, max_examples=-(-drawn.max_examples // 3))
+            test._hypothesis_internal_use_settings = few
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish() -> None:
     """What is there once all files are imported stays: no garbage collection looks at it again. They
     come less often than by default, since kernels leave many nodes and few cycles. Dynamo's log lacks the
-    names of functions, for which it reads whole files."""
+    names of functions, for which it reads whole files. Hypothesis draws no numbers that stand in source
+    files, all of which it would read."""
     if dynamo := sys.modules.get("torch._dynamo.symbolic_convert"):
         dynamo.get_funcname = lambda file, line: None
+    if providers := sys.modules.get("hypothesis.internal.conjecture.providers"):
+        providers._get_local_constants = providers.Constants
     gc.collect()
     gc.freeze()
     gc.enable()

@@ -74,6 +74,7 @@ def names_of(dist: Path) -> tuple[list[str], list[str]]:
     return zipfile.ZipFile(dist / f"{STEM}-py3-none-any.whl").namelist(), inside
 
 
+@pytest.mark.slow
 def test_both_hold_the_package_and_nothing_else(dist: Path) -> None:
     sources = {
         p.relative_to(ROOT).as_posix()
@@ -97,6 +98,7 @@ def test_both_hold_the_package_and_nothing_else(dist: Path) -> None:
         assert built.stat().st_size < 3 << 20, f"{built.name} is larger than a package of text should be"
 
 
+@pytest.mark.slow
 def test_the_wheel_is_for_any_machine_and_its_metadata_are_valid(dist: Path) -> None:
     wheel = zipfile.ZipFile(dist / f"{STEM}-py3-none-any.whl")
     tags = wheel.read(f"{STEM}.dist-info/WHEEL").decode()

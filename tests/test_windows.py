@@ -61,7 +61,7 @@ def test_calls_are_torch_s_and_say_why_once() -> None:
     assert told.startswith("transconv hands convolutions to torch (device:cpu)") and "0.0% native" in told
 
 
-@pytest.mark.every(2)
+@pytest.mark.slow
 @pytest.mark.parametrize(("program", "said"), [(MODELS, "it stays eager"), (TEXTS, "@triton.jit")])
 def test_models_run_and_kernels_are_written(program: str, said: str) -> None:
     assert said in ran(program)

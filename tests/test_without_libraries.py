@@ -19,6 +19,7 @@ def run(library: str, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_doctor_runs_without_a_library() -> None:
     told = run("numpy", "doctor")
     assert told.returncode == 1 and "Traceback" not in told.stdout + told.stderr

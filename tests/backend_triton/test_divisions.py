@@ -97,6 +97,7 @@ def towards_zero(a: Any, b: Any) -> Any:
     return np.sign(a) * np.sign(b) * (np.abs(a) // np.abs(b))
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize("rounds", ["down", "towards zero"])
 @pytest.mark.parametrize(("numerator", "divisors", "simple"), CASES)
 def test_under_both_rules(
@@ -110,6 +111,7 @@ def test_under_both_rules(
     np.testing.assert_array_equal(data["out"], expected(numerator))
 
 
+@pytest.mark.every(5)
 @pytest.mark.skipif(not knobs.interpret(), reason="needs TRITON_INTERPRET=1")
 @pytest.mark.parametrize(("numerator", "divisors", "simple"), CASES)
 def test_in_triton(numerator: str, divisors: str, simple: bool, tmp_path: Path) -> None:

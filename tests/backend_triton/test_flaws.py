@@ -265,6 +265,7 @@ def test_a_kernel_that_was_wrong_on_the_device() -> None:
         assert "add.s16x2" in mended.texts["ptx"]
 
 
+@pytest.mark.slow
 def test_long_machine_code_is_read_to_its_end() -> None:
     """Triton's listing ends after 4,096 instructions; what is read instead has the same ones."""
     (job,) = jobs_of(PROBLEM, Prop.BWD_W, TARGETS["sm_90"], Schedule.parse(RIGHT), None, "sass")

@@ -41,7 +41,7 @@ CASES = [  # and how the products of a consumer are cut, and how many of them th
 WARPS = 12  # two consumers of four warps, and the producer, which is given four
 
 
-@pytest.mark.every(3)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "prop", "schedule", "shape", "products"), CASES, ids=[str(c[1]) for c in CASES]
 )

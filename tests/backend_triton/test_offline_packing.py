@@ -53,7 +53,7 @@ def test_copies_leave_room_for_many_programs(copies: Found) -> None:
         assert found.registers <= 64 and found.shared_bytes <= 16 << 10, str(found)
 
 
-@pytest.mark.every(4)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("prop", "schedule", "words"),
     [

@@ -127,6 +127,7 @@ def test_bytes_of_rounded_floats(chip: str, monkeypatch: pytest.MonkeyPatch) -> 
 # -- numbers that are rounded at random -------------------------------------------------------------------
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("problem", "prop", "schedule"),
     [

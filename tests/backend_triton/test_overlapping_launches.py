@@ -39,7 +39,7 @@ def planned(text: str, prop: Prop, words: str, target: Any = EARLY) -> CompiledD
     return compiler.plan(p, prop, target, schedule)
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize(("text", "prop", "words"), PLANS)
 def test_the_wait_is_before_every_access(text: str, prop: Prop, words: str) -> None:
     plan = planned(text, prop, words)

@@ -111,6 +111,7 @@ def spelled(speller: ArithmeticSpeller, e: ir.Expr) -> np.ndarray[Any, Any]:
 SPELLERS = {"tl": lambda: ExprSpeller(), "gluon": lambda: GluonEmitter((), 4, 0, False)}
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize("which", sorted(SPELLERS))
 @pytest.mark.parametrize("kind", ["whole", "float", "truth"])
 def test_texts_mean_what_the_interpreter_computes(which: str, kind: str) -> None:

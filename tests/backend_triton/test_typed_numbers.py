@@ -187,7 +187,7 @@ def test_sums_of_equal_numbers_wrap_around(dtype: DType, tmp_path: Path) -> None
     assert speller.text(ir.Reduce("sum", x, lane)) == f"x * {ir.wrapped(256, dtype)}"
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(12)
 @pytest.mark.parametrize("simple", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("of", TYPES, ids=str)
 @pytest.mark.skipif(not knobs.interpret(), reason="needs TRITON_INTERPRET=1")

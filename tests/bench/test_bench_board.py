@@ -129,6 +129,7 @@ def test_files_have_every_layer_and_graph_of_every_card() -> None:
 SLOW = [pytest.param(p, marks=pytest.mark.slow) for p in (Prop.BWD_D, Prop.BWD_W)]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("prop", [Prop.FWD, *SLOW])
 @pytest.mark.parametrize("target", sorted({t.name for t in CARDS.values()}))
 def test_kernels_of_every_card_are_exact_when_they_are_interpreted(target: str, prop: Prop) -> None:

@@ -14,6 +14,7 @@ from transconv.compute import parse
 from transconv.verify.computation import ComputationCase
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", computations.INSTEAD)
 def test_torch_computes_the_same(name: str) -> None:
     case = ComputationCase(parse((computations.FOLDER / f"{name}.txt").read_text()), "float")

@@ -171,6 +171,7 @@ def test_all_samples(name, dtype, record_property):
 """
 
 
+@pytest.mark.slow
 def test_counts_of_samples_become_a_table(tmp_path: Path) -> None:
     file = tmp_path / "test_some.py"
     file.write_text(SAMPLES, encoding="utf-8")

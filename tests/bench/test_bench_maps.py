@@ -36,6 +36,7 @@ def timed() -> dict[str, dict[Schedule, float]]:
     return found
 
 
+@pytest.mark.slow
 def test_what_is_chosen_is_nearly_the_fastest() -> None:
     """In the geometric mean within 5% of the best that was timed, and never twice as slow."""
     logs = {}
@@ -54,6 +55,7 @@ def test_what_is_chosen_is_nearly_the_fastest() -> None:
     assert max(logs.values()) < math.log(2), logs
 
 
+@pytest.mark.slow
 def test_estimates_of_the_table_are_near_what_was_timed() -> None:
     """Of all cases, with what is chosen now: 11% in quadratic mean, and not too high or too low in all."""
     with (ROOT / "bench" / "results" / "h200_maps.csv").open(encoding="utf-8") as file:

@@ -138,6 +138,7 @@ def test_markers() -> None:
         pages.fill_markers(page, {"layers": ""})
 
 
+@pytest.mark.slow
 def test_what_is_stale_is_named_and_written(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

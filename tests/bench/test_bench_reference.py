@@ -53,6 +53,7 @@ def test_torch_keeps_the_layout(layout: str) -> None:
         assert got.is_contiguous(memory_format=form), prop
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("prop", list(Prop))
 def test_torch_compile_traces_once_for_all_sets_of_tensors(
     prop: Prop, monkeypatch: pytest.MonkeyPatch

@@ -90,6 +90,7 @@ def test_layer_table() -> None:
     assert "| d | bf16 nhwc | wrong: 3 of 9 elements are wrong |" in text
 
 
+@pytest.mark.slow
 def test_report_from_files(tmp_path: Path) -> None:
     table = CsvTable(tmp_path / "timing.csv", runner.COLUMNS, runner.KEY)
     for one in ROWS:

@@ -24,6 +24,7 @@ def run(out: Path, *words: str) -> int:
     return zoo.main(parser.parse_args(["--device", "cpu", *words]))
 
 
+@pytest.mark.slow
 def test_models_in_waves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -46,6 +46,7 @@ def swap(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(ROWS, aten.sub.Tensor, swapped)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("dynamic", [True, False])
 def test_a_wrong_function(
     dynamic: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -276,6 +276,7 @@ def test_places_in_rows_of_any_length(coord: str, known: bool) -> None:
     assert (taken == [None] * 12) == known
 
 
+@pytest.mark.slow
 def test_machine_code() -> None:
     """Addresses are as wide as those of numbers, and the matrix unit does not wait."""
     text, names = marked("mb8?ic64ih56?oc64oh56kh3ph1 dt=bf16 tag=nhwc")

@@ -107,6 +107,7 @@ def _sizes(at: str) -> str:
     return ", ".join(known.get(a, "3" if a[0] == "k" else str(N - 2)) for a in at.split(", "))
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("rank", [1, 2, 3])
 @pytest.mark.parametrize("before", BEFORE)
 def test_convolutions(before: str, rank: int) -> None:

@@ -23,7 +23,7 @@ def test_programs(program: str) -> None:
     exec(compile(program, "docs/computations.md", "exec"), {"__name__": "__main__"})
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("command", COMMANDS)
 def test_commands(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(shlex.split(command)[1:]) == 0

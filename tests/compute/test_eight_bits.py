@@ -46,7 +46,7 @@ def test_products_after_every_pass(a: str, b: str, c: str, schedule: str) -> Non
     assert [f"{stage}: {j.problem}" for stage, j in after_every_pass(compute, plan) if j.problem] == []
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize(("a", "b", "c", "schedule"), TYPES)
 def test_products_in_tritons_interpreter(a: str, b: str, c: str, schedule: str) -> None:
     compute = parse(PRODUCT.format(a=a, b=b, c=c))

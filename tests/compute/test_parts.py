@@ -31,6 +31,7 @@ GROUP_NORM = """compute group_norm
     store  Y[s, g, c] = d * r"""
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("text", SHORT, ids=lambda x: x.split("\n")[0][8:])
 def test_parts_mean_the_same(text: str) -> None:
     whole = parse(text)

@@ -61,7 +61,7 @@ def test_the_best_schedule_uses_the_matrix_unit() -> None:
     assert plan.schedule.unit == "mma" and "tl.dot(" in plan.source
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize(
     "text",
     [

@@ -109,6 +109,7 @@ FORCED += [
 ]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(("compute", "words"), FORCED, ids=lambda x: getattr(x, "name", x))
 def test_words_without_a_tile_get_one(compute: Compute, words: str) -> None:
     """Kernels that are divided so mean what the text means, after every pass."""
@@ -154,6 +155,7 @@ def test_additions_to_few_places_follow_one_another() -> None:
     assert us(65536) > us(65536, "=") + 2
 
 
+@pytest.mark.slow
 def test_split_rows_of_several_sweeps_are_parts() -> None:
     """Where the elements of a row are needed again, its parts are kernels one after another."""
 
@@ -180,6 +182,7 @@ def test_nothing_is_chosen_otherwise_without_the_words() -> None:
         assert completed(schedule, compute, SM90) is schedule
 
 
+@pytest.mark.slow
 def test_show_says_how_rows_are_divided(capsys: pytest.CaptureFixture[str]) -> None:
     assert (
         main(["show", str(SOFTMAX), "--target", "sm_90", "--stage", "schedule", "--schedule", "row=again"])

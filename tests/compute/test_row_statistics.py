@@ -71,6 +71,7 @@ LATE = "n:8 k:16 | fma | late=1 warps=1 stages=1 programs=2"  # the last tile en
 AHEAD = "n:2 k:16 | fma | warps=1 stages=3 programs=3"
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("text", "schedule", "parts"),
     [
@@ -130,6 +131,7 @@ def test_long_rows_are_carried_by_persistent_programs() -> None:
     )
 
 
+@pytest.mark.slow
 def test_tiles_ahead_and_what_all_tiles_read() -> None:
     """The next tiles' loads are in flight, without statistics, too; a weight is loaded once."""
     for text in (WEIGHED, WEIGHED + "    store  D[k] sum= x\n"):

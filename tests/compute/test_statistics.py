@@ -53,7 +53,7 @@ def test_they_mean_what_numpy_says() -> None:
     np.testing.assert_array_equal(case.answers["T"].value, y.max((0, 3, 4)).reshape(12))
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize(
     ("text", "schedule"),
     [
@@ -93,7 +93,7 @@ ROLES = """compute point
 BOXES = "h:8 w:8 o:64 c:16 | mma | a=box b=box | stages=2 warps=4 via=gluon"
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("words", ["", "swap=1 programs=3", "c=box programs=2 consumers=2"])
 def test_warps_that_multiply_leave_them(words: str) -> None:
     """A kernel of roles, whose tiles end within the result: no value from beyond its end counts."""

@@ -101,7 +101,7 @@ def test_moments_are_one_sweep() -> None:
     assert [len(s.steps) for s in parse(MOMENTS).sweeps.each] == [3]
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(8)
 @pytest.mark.parametrize(("text", "schedule"), CASES, ids=lambda x: x.split("\n")[0][8:])
 def test_every_pass_keeps_the_meaning(text: str, schedule: str) -> None:
     made = parse(text)
@@ -109,6 +109,7 @@ def test_every_pass_keeps_the_meaning(text: str, schedule: str) -> None:
     assert [f"{stage}: {j.problem}" for stage, j in after_every_pass(made, plan) if j.problem] == []
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("text", SCHEDULES, ids=lambda x: x.split("\n")[0][8:])
 def test_tritons_interpreter_agrees(text: str) -> None:
     made = parse(text)

@@ -144,7 +144,7 @@ EMBEDDING = """compute embedding
     store  Y[b, s, k] = t"""
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("dtype", ["i32", "i64"])
 @pytest.mark.parametrize(
     ("i", "fill"),
@@ -232,6 +232,7 @@ def test_whole_numbers_are_compared_exactly() -> None:
     np.testing.assert_allclose(t.numpy(), want, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_gathered_rows_are_multiplied() -> None:
     made = parse("""compute rows
     tensor I i32 [40]
@@ -310,7 +311,7 @@ PRODUCT = """compute product
     store  Y[m, n] = sum(x*w; k)"""
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("dtype", ["f16", "f32"])
 @pytest.mark.parametrize(
     "schedule",

@@ -49,6 +49,7 @@ def test_tiles_reach_beyond_sizes_that_none_divides(text: str, tile: str, reason
     assert reason in (said or "") and (said is None) == (not reason)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("text", "words"), EXACT)
 def test_what_lies_beyond_adds_nothing(text: str, words: str) -> None:
     compute = summed(text)

@@ -19,8 +19,8 @@ from transconv.target import TARGETS, Target
 
 SM90 = TARGETS["sm_90"]
 CASES = {
-    "dense": ("mb8ic64ih28oc128oh28kh3ph1 dt=bf16 tag=nhwc", Prop.FWD, "bias+relu"),
     "packed": ("mb8ic64ih28oc128oh28kh3ph1 dt=bf16", Prop.FWD, "res"),
+    "dense": ("mb8ic64ih28oc128oh28kh3ph1 dt=bf16 tag=nhwc", Prop.FWD, "bias+relu"),
     "image gradient": ("mb8ic64ih28oc96oh28kh3ph1 dt=bf16 tag=nhwc", Prop.BWD_D, ""),
     "weight gradient": ("mb8ic64ih28oc128oh28kh3ph1 dt=bf16 tag=nhwc", Prop.BWD_W, ""),
     "f32": ("mb8ic64ih14oc64oh14kh3ph1 dt=f32 tag=nhwc", Prop.FWD, ""),
@@ -41,6 +41,7 @@ def of_tile(schedule: Schedule) -> Schedule:
     return Schedule(schedule.blocks, **{word: schedule.word(word) for word in work.OF_TILE})
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", CASES)
 def test_other_words_make_no_difference(name: str) -> None:
     compute = made_of(name)
@@ -52,6 +53,7 @@ def test_other_words_make_no_difference(name: str) -> None:
         assert work.count_tile(s, main, SM90) == work.count_tile(of_tile(s), main, SM90), s
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", CASES)
 def test_a_ranking_counts_each_tile_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither the counts of tiles nor those of threads that keep sums in registers are made twice."""

@@ -107,6 +107,7 @@ def test_boxes_from_a_crowded_cache() -> None:
     assert found[1] < 0.06 < min(found[0], found[2]) and found[3] > 0.13, found
 
 
+@pytest.mark.slow
 def test_boxes_of_every_second_position(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 46 kernels: they take hardly longer than other boxes, if at all, and not half as long again."""
     measured = [

@@ -9,6 +9,8 @@ from math import exp, log
 from pathlib import Path
 from statistics import mean
 
+import pytest
+
 from tests.stages import SM90
 from transconv.compute import parse
 from transconv.conv import ConvProblem, Epilogue, Prop, compiler
@@ -32,6 +34,7 @@ def estimated(row: dict[str, str]) -> float:
     return estimate(step.schedule, step.compute, SM90)
 
 
+@pytest.mark.slow
 def test_estimates_of_functions_behind_a_sum() -> None:
     """The schedule that is estimated to be the fastest takes little more than the fastest one."""
     with MEASURED.open(newline="", encoding="utf-8") as file:

@@ -21,6 +21,8 @@ from tests.distributed import processes
 from transconv.distributed import step_capture
 from transconv.distributed.step_capture import Captured
 
+pytestmark = pytest.mark.usefixtures("own_garbage")  # a recording looks for cycles
+
 
 def network() -> nn.Module:
     torch.manual_seed(0)

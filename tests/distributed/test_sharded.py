@@ -274,6 +274,7 @@ def test_a_pair() -> None:
             assert (rank, name) == (1, "compiled") or words in found[name], (name, found[name])
 
 
+@pytest.mark.slow
 def test_dtensors_imported_behind_enable() -> None:
     """torch's own rule is wrong: it must not be there once a DTensor can exist."""
     script = (

@@ -201,6 +201,7 @@ def home(value: object, name: str) -> str:
     return f"{getattr(value, '__module__', '')}.{name}"
 
 
+@pytest.mark.slow
 def test_the_rooms_are_drawn_as_they_are() -> None:
     """``python -m docs.site.rooms`` draws them anew."""
     for mode in rooms.INK:

@@ -103,6 +103,7 @@ def test_an_activation(tmp_path: Path) -> None:
     assert "0:PASSED" in told
 
 
+@pytest.mark.slow
 def test_the_estimate_of_a_chip(tmp_path: Path) -> None:
     told = run_with(
         "chip", ["-m", "transconv", "show", PROBLEM, "--target=sm_87", "--stage=schedule"], tmp_path

@@ -31,7 +31,7 @@ def printed(notebook: nbformat.NotebookNode) -> list[str]:
     ]
 
 
-@pytest.mark.every(3)
+@pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs(
     path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch

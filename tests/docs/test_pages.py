@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -45,6 +46,9 @@ PAGES = (
 )
 BLOCKS = [(page, block) for page in PAGES for block in blocks(page.read_text("utf-8"))]
 SHOWN = [(page, block) for page, block in BLOCKS if block.rule]
+# Pages whose programs, which one process runs, are for `make check-all`.
+LONG = ("graphs", "kernel_functions", "kernel_masks", "activation", "lowering", "pass")
+
 PROGRAMS = [(page, b) for page, b in BLOCKS if b.kind == "python" and not b.rule]
 COMMANDS = [(page, line) for page, b in BLOCKS if b.kind == "sh" and not b.rule for line in commands(b)]
 
@@ -56,7 +60,12 @@ def name(case: tuple[Path, object]) -> str:
     return f"{case[0].stem}: {line.strip()[:60]}"
 
 
-@pytest.mark.parametrize("case", SHOWN, ids=name)
+def marked(case: tuple[Path, Block]) -> Any:
+    long = case[0].stem in LONG and "$ python " in case[1].body
+    return pytest.param(case, marks=[pytest.mark.slow] * long)
+
+
+@pytest.mark.parametrize("case", map(marked, SHOWN), ids=name)
 def test_what_is_shown(case: tuple[Path, Block], request: pytest.FixtureRequest) -> None:
     path, block = case
     page = path.read_text("utf-8")

@@ -15,6 +15,7 @@ SHOWN = [b for b in BLOCKS if b.rule]
 MOST_LINES = 400
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("block", SHOWN, ids=lambda b: b.heads[0].strip()[:70])
 def test_what_is_shown(block: Block, request: pytest.FixtureRequest) -> None:
     page = PAGE.read_text()

@@ -57,7 +57,7 @@ ROWS: dict[str, Case] = {
 }
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=[pytest.mark.slow] * (n == "log_softmax")) for n in ROWS]
 )

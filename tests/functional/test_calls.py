@@ -166,7 +166,7 @@ GRADS: dict[str, tuple[Callable[..., Any], list[torch.Tensor]]] = {
 }
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("name", GRADS)
 def test_gradients_and_gradients_of_them(name: str) -> None:
     f, tensors = GRADS[name]
@@ -388,7 +388,7 @@ def test_first_results_that_are_hard_to_judge(call: Any, monkeypatch: pytest.Mon
     assert not transconv.stats().fallback
 
 
-@pytest.mark.every(3)
+@pytest.mark.slow
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("name", ["batch_norm", "instance_norm"])
 def test_running_statistics_under_transforms(name: str, compiled: bool) -> None:

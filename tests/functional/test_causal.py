@@ -45,6 +45,7 @@ def agree(
         torch.testing.assert_close(a, b, rtol=10 * tolerance, atol=10 * tolerance)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("n", "c", "t", "k", "biased", "activation"),
     [

@@ -66,6 +66,7 @@ def test_arguments_in_a_graph_are_one_line(call: Callable[..., Any]) -> None:
     assert all("\n" not in arg for n in graph.graph.nodes for arg in n.args if isinstance(arg, str))
 
 
+@pytest.mark.slow
 def test_graphs_hold_it_as_one_operator() -> None:
     """And its gradients as further ones."""
     rows = transconv.computation(TEXT)
@@ -90,6 +91,7 @@ def test_a_text_that_reads_nothing_is_told_where_its_result_shall_be() -> None:
         count(want, device="cpu")
 
 
+@pytest.mark.slow
 def test_torchs_compiler_may_be_imported_after_convolutions_were_replaced() -> None:
     """Its import reaches torch.distributed.tensor, whose room imports this one meanwhile."""
     code = (

@@ -76,6 +76,7 @@ def test_operations_have_torchs_derivatives(op: Op) -> None:
     torch.testing.assert_close(got, want, equal_nan=True)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     "name", [name if name in ONCE else pytest.param(name, marks=pytest.mark.slow) for name in TEXTS]
 )

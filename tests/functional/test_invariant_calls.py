@@ -271,8 +271,8 @@ def test_a_switch_that_is_changed_comes_back() -> None:
 
 
 def test_drawn_calls() -> None:
-    found = list(run_trials(6, "cpu", seed=3))
-    assert [o for o in found if o.differs or o.refused] == [] and len({o.text for o in found}) == 6
+    found = list(run_trials(3, "cpu", seed=3))
+    assert [o for o in found if o.differs or o.refused] == [] and len({o.text for o in found}) == 3
 
 
 @pytest.mark.slow

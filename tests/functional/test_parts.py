@@ -31,6 +31,7 @@ def by_text(bound: BoundCall, tensors: list[torch.Tensor]) -> list[torch.Tensor]
     return found
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("name", ["moments", "sums", "scaled", "mixed"])

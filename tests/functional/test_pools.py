@@ -37,6 +37,7 @@ def same_places(n: int, numbers: dict[str, Any], device: str) -> None:
     assert transconv.stats().native == {name: 1, f"{name}_gradient": 1}
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("n", "numbers"), NUMBERS)
 def test_of_several_nan_the_last_is_the_largest(n: int, numbers: dict[str, Any]) -> None:
     """And of a row of -inf the first element, never the padding."""

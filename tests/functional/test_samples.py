@@ -67,7 +67,7 @@ THIRD = 3
 ELSEWHERE = {"pad", "max_pool1d", "max_pool2d", "max_pool3d"}  # test_views.py, test_pools.py
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("name", [n for at, n in enumerate(NAMES) if at % THIRD and n not in ELSEWHERE])
 def test_a_kernel_has_the_first_sample_that_may_have_one(name: str) -> None:
     """One of each function of which ``test_samples`` and other files have none in ``make test``."""
@@ -79,6 +79,7 @@ def test_a_kernel_has_the_first_sample_that_may_have_one(name: str) -> None:
     raise AssertionError(f"none of these samples has a kernel: {found.handed}")
 
 
+@pytest.mark.every(2)
 @pytest.mark.every(THIRD)
 @pytest.mark.parametrize("name", NAMES)
 def test_samples(name: str) -> None:

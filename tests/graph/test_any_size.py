@@ -54,7 +54,7 @@ def videos() -> list[Shapes]:
 
 
 INFERENCE: dict[str, tuple[type[nn.Module], list[Shapes], int]] = {
-    "normalized": (networks.Normalized, images(20, 8), 2),
+    "normalized": (networks.Normalized, images(6, 8), 2),
     "unet": (networks.UNet, images(6, 4, 2), 2),
     "causal": (networks.Causal, videos(), 2),
     "convnext": (networks.ConvNext, images(4, 8), 4),
@@ -85,14 +85,14 @@ def test_inference(name: str) -> None:
 
 
 TRAINING: dict[str, tuple[type[nn.Module], list[Shapes]]] = {
+    "normalized": (networks.Normalized, images(3, 8)),
     "residual": (networks.Residual, images(3, 8)),
     "unet": (networks.UNet, images(3, 4, 2)),
     "convnext": (networks.ConvNext, images(2, 8)),
 }
 
 
-@pytest.mark.every(2)
-@pytest.mark.parametrize("name", longest(TRAINING, "residual"))
+@pytest.mark.parametrize("name", longest(TRAINING, "residual", "unet", "convnext"))
 def test_training(name: str) -> None:
     made, calls = TRAINING[name]
     network = made().train().double()
@@ -343,7 +343,7 @@ def test_dims_that_guards_leave_one_are_broadcast() -> None:
 
     run = compiled(f)
     with by_meaning():
-        for shape in ((2, 3, 5, 4), (3, 4, 4, 5), (2, 6, 5, 4)):
+        for shape in ((2, 3, 5, 4), (3, 4, 4, 5)):
             compare(f, run, (torch.randn(shape, dtype=torch.double),), 1e-12)
     assert counters["stats"]["unique_graphs"] == 1
 

@@ -138,6 +138,7 @@ def test_what_torch_moves_it_may() -> None:
     assert all(torch.equal(run(x[i : i + 1])[0], whole[i]) for i in range(SAMPLES))
 
 
+@pytest.mark.slow
 def test_the_option_alone() -> None:
     """Without the switch of the settings; a first batch of several samples makes their number a name."""
     with transconv.config.changed(invariant=False):
@@ -161,6 +162,7 @@ def test_the_option_alone_waits_for_kernels(monkeypatch: pytest.MonkeyPatch) -> 
             assert {*modes} == ({"now", True} if invariant else {"background", False})
 
 
+@pytest.mark.slow
 def test_a_part_of_a_batch_that_begins_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels are asked for aligned tensors alone: another kernel may be chosen for others."""
     real, odd = TritonKernel._interpret, list[bool]()
@@ -187,6 +189,7 @@ def test_a_graph_of_before_the_switch_is_refused() -> None:
         run(x)
 
 
+@pytest.mark.slow
 def test_graphs_are_planned_for_a_fixed_number() -> None:
     model = Convolutional().eval()
     texts = []

@@ -158,6 +158,7 @@ def test_results_are_made_in_a_call_and_nothing_else_outlives_it(
     assert bool(regions) == bool(refused)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("words", [{}, {"mode": "reduce-overhead", "options": None}])
 def test_what_is_not_on_a_gpu_runs_as_before(
     words: dict[str, Any], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch

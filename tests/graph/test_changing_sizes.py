@@ -84,7 +84,8 @@ def test_counts_and_places_at_several_shapes(name: str, dynamic: bool | None) ->
     checked(f, random(shapes), dynamic)
 
 
-@pytest.mark.parametrize("dynamic", [None, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("dynamic", [None, True])
 def test_the_gradient_of_a_maximum(dynamic: bool | None) -> None:
     checked(
         lambda x: (x * 2).max(1)[0].sin(), random(FLAT[:3], True), dynamic, alone=False, gradients=True
@@ -103,7 +104,8 @@ def _joined(f: Callable[..., Any]) -> list[list[Tensor]]:
     ]
 
 
-@pytest.mark.parametrize("dynamic", [None, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("dynamic", [None, True])
 def test_an_index_into_a_concatenation(dynamic: bool | None) -> None:
     for f in (lambda x, y, i: torch.cat([x, y])[i] * 2, lambda x, y, i: torch.cat([x.sin(), y])[i] * 2):
         checked(f, _joined(f), dynamic, named=False)
@@ -204,6 +206,7 @@ def test_halves_and_other_orders_of_a_batch(seed: int) -> None:
     assert any(g.kernels for g in report(run).graphs)
 
 
+@pytest.mark.slow
 def test_a_planted_number_of_the_example_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Counts of elements that are those of the example, as if a rule had read a value."""
     monkeypatch.setenv("TRANSCONV_TRUST", "never")  # else it is torch's

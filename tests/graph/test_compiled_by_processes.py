@@ -331,6 +331,7 @@ def test_processes_compile_the_kernels_of_pieces(chip: None, monkeypatch: pytest
     assert all(s.triton.is_ready(True) for launch in run.made.values() for s in launch.plan.steps)
 
 
+@pytest.mark.slow
 def test_a_compiled_model_is_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Softmax(1))
     x = torch.randn(1, 3, 6, 6)

@@ -13,10 +13,10 @@ from transconv.graph.lowerings import view_indexing
 SEED, COUNT = 20_000, 40  # `make check-all` draws 500
 
 
-@pytest.mark.every(4)
-@pytest.mark.parametrize("part", range(4))
+@pytest.mark.every(8)
+@pytest.mark.parametrize("part", range(8))
 def test_drawn_graphs(part: int) -> None:
-    for seed in range(SEED + part, SEED + COUNT, 4):
+    for seed in range(SEED + part, SEED + COUNT, 8):
         drawn = Draw(seed).drawn(gradients=seed % 10 == 0)
         if why_wrong(drawn):
             least = smaller(drawn, lambda d: bool(why_wrong(d)))
@@ -36,6 +36,7 @@ def _flipped() -> Drawn:
     return Drawn((x,), tuple(steps), (3, 5))
 
 
+@pytest.mark.slow
 def test_a_planted_mistake_is_found_and_made_small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRANSCONV_TRUST", "never")
     monkeypatch.setattr(view_indexing, "flip", lambda shape, dims: lambda at: at)

@@ -138,6 +138,7 @@ def test_a_mistake_of_inductor(
     assert len(calls) == 1
 
 
+@pytest.mark.slow
 def test_what_inductor_makes_is_compared_once(
     monkeypatch: pytest.MonkeyPatch, told: list[warnings.WarningMessage]
 ) -> None:
@@ -258,7 +259,7 @@ ODD: dict[str, tuple[Callable[[Tensor], Any], Tensor]] = {
 }
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize("name", ODD)
 def test_no_false_alarm(name: str, told: list[warnings.WarningMessage]) -> None:
     f, x = ODD[name]
@@ -474,6 +475,7 @@ def test_noise_of_a_gpu_is_no_alarm(name: str) -> None:
     assert "differ" in difference([x * 1000 + 1e-20 for x in made]), "that is more than noise"
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("least", [False, True])
 def test_places_within_windows(least: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a pool whose gradient is asked for. Windows of equal elements may choose any; a place of another
@@ -492,6 +494,7 @@ def test_places_within_windows(least: bool, monkeypatch: pytest.MonkeyPatch) -> 
     assert bool(wrong(run)) == least
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("dims", [2, 3])
 @pytest.mark.parametrize("share", [1.0, 0.6])
 def test_windows_of_nothing_but_the_padding_value(dims: int, share: float) -> None:

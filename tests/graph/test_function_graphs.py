@@ -26,6 +26,7 @@ def mask_of(shape: Sequence[int]) -> Masks:
     return made
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("mask", "moved", "elements"),
     [

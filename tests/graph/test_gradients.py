@@ -24,7 +24,7 @@ CASES: dict[str, tuple[Callable[[Tensor], Tensor], bool]] = {  # whether sizes a
 }
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("name", CASES)
 def test_gradients(name: str) -> None:
     f, named = CASES[name]

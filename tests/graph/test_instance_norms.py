@@ -40,6 +40,7 @@ def test_weights_of_a_wider_type() -> None:
     assert got.dtype is x.dtype and torch.allclose(got, 2 * F.instance_norm(x), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_deciding_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """Even if it is said of each product, each time, that its factors should be written."""
 

@@ -51,7 +51,7 @@ CASES: list[tuple[tuple[int, ...], Upsampling]] = [
 ]
 
 
-@pytest.mark.every(7)
+@pytest.mark.every(14)
 @pytest.mark.parametrize(("shape", "upsampled"), CASES)
 @pytest.mark.parametrize("last", [False, True])
 def test_results_and_gradients_are_those_of_torch(
@@ -71,7 +71,7 @@ def test_results_and_gradients_are_those_of_torch(
     assert seen == [True]
 
 
-@pytest.mark.every(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_numbers_of_a_forward_graph_are_those_of_the_decomposition(
     monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
@@ -105,6 +105,7 @@ def _as_it_is(gm: fx.GraphModule, inputs: Any) -> Any:
     return run
 
 
+@pytest.mark.slow
 def test_a_gradient_has_no_weighted_image_for_each_corner(monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight of the large image in f32 are not there at once, nor two."""
 
@@ -127,7 +128,7 @@ def test_a_gradient_has_no_weighted_image_for_each_corner(monkeypatch: pytest.Mo
     assert gradients and backward.peak < 3 * large, backward
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("shape", "upsampled", "how"),
     [

@@ -32,6 +32,7 @@ def written(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
+@pytest.mark.slow
 def test_statistics_of_a_training_step(written: list[int]) -> None:
     one = Residual()
     other = copy.deepcopy(one)

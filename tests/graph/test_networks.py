@@ -36,7 +36,7 @@ def rows(found: Report) -> list[list[str]]:
     return [[type(r).__name__ for r in g.rows] for g in found.graphs]
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", CASES)
 def test_inference(name: str) -> None:
     made, shapes, kernels = CASES[name]
@@ -51,7 +51,7 @@ def test_inference(name: str) -> None:
     ), "a copy that a view would do"
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("name", [name for name in CASES if name not in ("mlp", "normalized")])
 def test_training(name: str) -> None:
     made, shapes, _ = CASES[name]

@@ -296,6 +296,7 @@ def test_differences_are_of_all_numbers() -> None:
     assert optimization._apart([ends + 1], [ends]) == 0.25
 
 
+@pytest.mark.slow
 def test_odd_models_and_examples() -> None:
     """A weight that a hook computes is none of the model's parameters; example in a mapping."""
     old: Any = nn.utils.weight_norm

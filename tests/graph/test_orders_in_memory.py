@@ -29,6 +29,7 @@ class Normed(nn.Module):
         return self.second(nn.functional.pad(z, (1, 1, 1, 1), mode="reflect")), y
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("form", [torch.contiguous_format, torch.channels_last])
 def test_images_between_convolutions_have_their_features_last(form: Any) -> None:
     network = Normed().eval().to(memory_format=form)

@@ -99,7 +99,7 @@ def placed(graph: GraphReport) -> int:
     return sum(edge.reason == plan.IN_PLACE for edge in graph.edges)
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize(("f", "parts", "kernels"), CASES, ids=[f.__name__ for f, _, _ in CASES])
 def test_which_parts_are_placed(f: Callable[..., Any], parts: int, kernels: int) -> None:
     graph = made(f)
@@ -108,6 +108,7 @@ def test_which_parts_are_placed(f: Callable[..., Any], parts: int, kernels: int)
         assert not any("where(" in k.text for k in graph.kernels), [k.text for k in graph.kernels]
 
 
+@pytest.mark.slow
 def test_a_part_is_not_written_over() -> None:
     """Nothing needs the part any more, but the concatenation's memory is the same."""
     assert placed(made(changed_later)) == 2

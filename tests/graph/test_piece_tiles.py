@@ -140,6 +140,7 @@ def test_rows_that_a_tile_covers_have_no_turns(length: int, turns: bool) -> None
     assert why_not(found, combined, target) is None
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("h", "w", "columns"), [(24, 16, 1), (19, 7, 1), pytest.param(3, 1536, 2, marks=pytest.mark.slow)]
 )
@@ -215,6 +216,7 @@ def test_a_training_step_with_norms_and_biases(
     )
 
 
+@pytest.mark.slow
 def test_one_call_has_gradients() -> None:
     torch.manual_seed(0)
     x, w, b = torch.randn(1, 2, 12, 5, 4), torch.randn(3, 2, 3, 3, 3), torch.randn(3)

@@ -277,6 +277,7 @@ def test_a_training_step_in_pieces_is_that_of_the_whole(name: str) -> None:
         trains(make(), torch.randn(shape), share, over)
 
 
+@pytest.mark.slow
 def test_another_axis_where_the_outermost_does_not_do() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(CONV(2, 8, 3, padding=1), nn.SiLU(), CONV(8, 8, 3), nn.SiLU(), CONV(8, 2, 3))
@@ -473,8 +474,9 @@ def taken(
 ODD = ("strided", "dilated, groups", "residual")  # begin at odd addresses: copies take what is saved
 
 
-@pytest.mark.every(8)
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name", [n if n == "columns" else pytest.param(n, marks=pytest.mark.slow) for n in MODELS]
+)
 def test_memory_is_what_was_predicted(name: str) -> None:
     predicts(*MODELS[name], odd=name in ODD)
 
@@ -513,6 +515,7 @@ def predicts(
         assert cut > 1 or odd
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("step", "plans"), [(False, 2), (True, 5)])
 def test_memory_of_several_regions_is_what_was_predicted(step: bool, plans: int) -> None:
     torch.manual_seed(0)

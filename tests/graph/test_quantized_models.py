@@ -121,6 +121,7 @@ def test_zero_points_are_exact_at_borders(layer: Any, shape: tuple[int, ...], mo
     assert torch.equal(got, want)
 
 
+@pytest.mark.slow
 def test_what_has_a_kernel_of_its_own() -> None:
     """Without calibration no sums of the zero point are known."""
     model, x = nn.Sequential(nn.Conv2d(4, 4, 3)), torch.randn(1, 4, 6, 6)
@@ -131,7 +132,7 @@ def test_what_has_a_kernel_of_its_own() -> None:
     assert torch.equal(got, want) and "no input_zero_sums tell what the zero point adds" in str(own)
 
 
-@pytest.mark.every(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["int8_weight_only", "int4_weight_only"])
 def test_weights_become_floats_in_graphs(kind: str) -> None:
     x = torch.randn(1, 16, 6, 6).bfloat16()

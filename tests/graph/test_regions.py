@@ -304,6 +304,7 @@ def test_what_is_made_of_no_tensor_goes_through_no_memory() -> None:
     assert "2 x" not in found.rows[1].operations
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("held", "dtype"),
     [

@@ -105,6 +105,7 @@ def test_a_reason_is_told_once_a_graph(inference: GraphReport) -> None:
     assert "left to torch (eager):" in text and len(inference.left) == 35
 
 
+@pytest.mark.slow
 def test_gradients_are_those_of_the_models_operations() -> None:
     forward, backward = report(block(training=True)).graphs
     assert (forward.phase, backward.phase) == ("forward", "backward")
@@ -205,7 +206,7 @@ class Broken(nn.Module):
 
 
 @pytest.mark.every(2)
-@pytest.mark.parametrize("prepared", [True, False])
+@pytest.mark.parametrize("prepared", [False, True])
 def test_modules_of_torch(prepared: bool) -> None:
     """Their code is common to all of them: each has its own kernels in its report."""
     kernels = []

@@ -319,16 +319,8 @@ def test_quantised_graphs_are_fused(whole: torch.dtype) -> None:
     assert rows[-1].operations[:3] == ("convolution", "relu", "quantize")
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "linear",
-        *(
-            pytest.param(name, marks=pytest.mark.slow)
-            for name in ("averages", "other ratios", "powers and bounds")
-        ),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["linear", "averages", "other ratios", "powers and bounds"])
 def test_gradients_of_rows(name: str) -> None:
     """Where elements are taken from places that are known, each sums those that took it."""
     functions, x = (MAPS[name], X) if name in MAPS else (IMAGES[name], IMAGE)
@@ -343,6 +335,7 @@ def test_gradients_of_rows(name: str) -> None:
     assert not [r for g in found for r in g.rows if isinstance(r, TorchRow)]
 
 
+@pytest.mark.slow
 def test_launched_by_the_interpreter() -> None:
     """What is computed for places beyond an end is masked in kernels, too."""
 

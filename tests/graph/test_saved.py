@@ -85,6 +85,7 @@ def test_a_concatenation_is_left_in_the_place_of_its_parts(monkeypatch: pytest.M
     assert all(k.flops for k in made.graphs[0].kernels), made.graphs[0]  # none only copies a part
 
 
+@pytest.mark.slow
 def test_images_lie_as_convolutions_like_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch's group norm gives images with features first, whatever it reads."""
     torch.manual_seed(0)
@@ -104,6 +105,7 @@ class Pooled(nn.Module):
         return y
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("pool", "bits"),
     [

@@ -126,6 +126,7 @@ def moved(p: ConvProblem, stride: int) -> ConvProblem:
     return replace(p, **specs)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("stride", [1, 7, 10**9])
 def test_strides_of_one_element_do_not_cost_tuned_rows(stride: int) -> None:
     several = 0

@@ -77,7 +77,7 @@ def test_of_frames_that_are_a_batch(free: None) -> None:
     assert compared(f, torch.randn(1, 3, 2, 3, 2, dtype=F64), torch.randn(2, 3, 3, 3, dtype=F64))
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("how", ["stride", "dilation", "groups", "more padding", "other neighbours"])
 def test_other_convolutions_stay(free: None, how: str) -> None:
     words: dict[str, Any] = {
@@ -106,7 +106,7 @@ def far(got: Tensor, want: Tensor) -> float:
     return float((got.double() - want).square().mean().sqrt())
 
 
-@pytest.mark.every(2)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("bias", "upsampling", "done"),
     [(True, "auto", True), (False, "auto", False), (False, "always", True), (True, "never", False)],

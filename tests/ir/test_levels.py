@@ -227,6 +227,7 @@ def test_every_stage_has_a_level() -> None:
     assert not [p.name for p in passes() if p.level and p.optional]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("text", "target"),
     [

@@ -248,7 +248,7 @@ PHASES_OF_A_STRIDE = (
 )
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(8)
 @pytest.mark.parametrize(("text", "prop", "schedule"), [*EXPLICIT[::4], PHASES_OF_A_STRIDE])
 def test_roles_and_one_launch_for_all(text: str, prop: Prop, schedule: str) -> None:
     problem = ConvProblem.parse(f"{text} dt=f16 tag=axb")

@@ -194,7 +194,7 @@ def test_numpy_knows_no_rows_of_kernels() -> None:
 def test_groups_of_any_shape_say_the_same() -> None:
     """What does not depend on the group is one answer, that of NumPy on whole arrays."""
     trials = [t for t in (draw_trial("groups", n) for n in range(40)) if t.whole]
-    for trial, group in zip(trials[:4], ((1, 2), (3, 5), (16, 4), (32, 32)), strict=True):
+    for trial, group in zip(trials[:2], ((3, 5), (32, 32)), strict=True):
         row = work(line=str(replace(trial, group=group)))
         assert row["status"] == "passed" and row["nonzero"] > 0, row["reason"]
 

@@ -36,7 +36,7 @@ def check(case: Case, got: list[Any]) -> None:
             np.testing.assert_array_equal(got[at], before, err_msg=f"argument {at} was written")
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @by_name
 def test_in_tritons_interpreter(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")
@@ -54,7 +54,7 @@ def interpreted(case: Case, kernel: Kernel) -> list[Any]:
     return [buffers[n].reshape(v.shape) if isinstance(v, np.ndarray) else v for n, v in values.items()]
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @by_name
 def test_as_written_and_after_all_passes(case: Case) -> None:
     """The interpreter of the IR also checks that nothing outside of an array is touched."""

@@ -163,7 +163,7 @@ def check(name: str, device: str = "cpu") -> None:
         torch.testing.assert_close(a, b.to(a.dtype), atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="needs Triton's interpreter")
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_in_tritons_interpreter(name: str) -> None:

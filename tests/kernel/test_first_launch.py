@@ -68,7 +68,7 @@ def corrupted(monkeypatch: pytest.MonkeyPatch, only=lambda step: True) -> list[i
 NOT_COMPARED = dict.fromkeys(("added_to_one_place", "added_up"), "its groups add to what others add to")
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(10)
 @by_name
 def test_right_results(case: Case, caplog: pytest.LogCaptureFixture) -> None:
     """All kinds of kernels: compared and right, or the log says why they were not compared."""
@@ -96,6 +96,7 @@ def in_place(group, X):
     group.store(X[i:], group.load(X[i:], shape=group.shape) + 1.0)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", ["pairwise", "product"])
 def test_wrong_results_are_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     case = next(c for c in cases.CASES if c.name == name)

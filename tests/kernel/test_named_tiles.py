@@ -95,6 +95,7 @@ SAME = (
 )
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("text", "want"), SAME)
 def test_what_engines_say(text: str, want: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")
@@ -155,6 +156,7 @@ PLACES = (
 )
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("size", [3, 4])
 def test_a_mapping_is_a_function_of_a_tile_of_indices(
     size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -172,6 +174,7 @@ def test_a_mapping_is_a_function_of_a_tile_of_indices(
         np.testing.assert_array_equal(got, np.tile([*want, -77][:4], 2).astype(np.float32))
 
 
+@pytest.mark.slow
 def test_a_mapping_of_two_indices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each is a tile of the whole shape, as of ``np.indices``."""
     monkeypatch.setenv("TRITON_INTERPRET", "1")

@@ -49,6 +49,7 @@ def test_the_bits_of_compiled_distances() -> None:
         np.testing.assert_allclose(found[1], found[0], 1e-6)
 
 
+@pytest.mark.slow
 def test_the_third_as_it_is_written() -> None:
     """It takes rows of both arrays at one place and transposes: one group, one set of points."""
     x = floats(9, 21)

@@ -130,6 +130,7 @@ def test_the_bits_of_tritons_interpreter(case, wanted) -> None:
     np.testing.assert_array_equal(given[-1], wanted(*case.arguments))
 
 
+@pytest.mark.slow
 def test_the_compiler_fuses_nothing_else() -> None:
     """None of the products that have names is fused in the machine code."""
 

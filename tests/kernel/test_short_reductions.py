@@ -134,6 +134,7 @@ def test_what_is_written_out(case: Case, left: int) -> None:
         check(case, interpreted(case, made))
 
 
+@pytest.mark.every(2)
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="needs Triton's interpreter")
 @pytest.mark.parametrize(("case", "left"), CASES, ids=lambda c: getattr(c, "name", None))
 def test_in_tritons_interpreter(case: Case, left: int) -> None:

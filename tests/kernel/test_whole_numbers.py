@@ -281,7 +281,7 @@ def test_all_pairs_of_8_bits_with_numbers(
     assert not wrong(texts(dtype, NUMBERS), x, y, tmp_path, "triton ir")
 
 
-@pytest.mark.every(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [np.int32, np.int64])
 def test_the_ends_of_wider_types(dtype: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The least number has no opposite: nothing divides by changing signs."""

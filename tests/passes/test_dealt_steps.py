@@ -72,7 +72,7 @@ def drawn(seed: int) -> tuple[Compute, Plan]:
             return made, build_compute(made, SM90, schedule)
 
 
-@pytest.mark.every(14)
+@pytest.mark.every(28)
 @pytest.mark.parametrize("seed", range(56))
 def test_kernels_of_drawn_sizes_are_right_after_every_pass(seed: int) -> None:
     made, plan = drawn(seed)
@@ -80,6 +80,7 @@ def test_kernels_of_drawn_sizes_are_right_after_every_pass(seed: int) -> None:
     assert [f"{stage}: {j.problem}" for stage, j in after_every_pass(made, plan) if j.problem] == []
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("k", "rest"),
     [

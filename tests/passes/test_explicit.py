@@ -154,7 +154,7 @@ def answer(
     return unpack(memory.buffers[c], layouts[c], shapes(p)[c])
 
 
-@pytest.mark.every(10)
+@pytest.mark.every(15)
 @pytest.mark.parametrize(
     ("text", "prop", "schedule"), CASES, ids=[f"{c[1]}-{c[0]}-{i}" for i, c in enumerate(CASES)]
 )
@@ -177,7 +177,7 @@ def test_what_lies_across_the_sum_is_transposed(
     assert ("transposer" in [r.name for r in ir.find(launches[0], ir.Role)]) == bool(transposed)
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize(("text", "prop", "schedule"), TWO, ids=[f"{c[1]}-{c[0]}" for c in TWO])
 def test_two_transposers_take_turns(text: str, prop: Prop, schedule: str) -> None:
     launches = right_in_any_order(ConvProblem.parse(f"{text} dt=f32 tag=axb"), prop, schedule, seeds=8)

@@ -119,6 +119,7 @@ def without_a_condition(at: Footprint) -> Iterator[Footprint]:
     yield from (replace(at, mask=all_of(parts[:i] + parts[i + 1 :])) for i in range(len(parts)))
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("problem", "prop", "words"), SMALL)
 def test_a_proof_says_what_all_points_do(problem: str, prop: Prop, words: str) -> None:
     """Of each access, and of it without one condition of its mask: it is inside by the proof if and only

@@ -38,6 +38,7 @@ def before(lines: list[str], one: str, other: str) -> bool:
     return first < second
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("words", ["programs=3 consumers=2", "programs=4 swap=1", ""])
 @pytest.mark.parametrize("behind", [BEHIND, FOLLOWS])
 def test_every_pass_gives_the_answer(words: str, behind: str) -> None:

@@ -125,6 +125,7 @@ def test_truth_values_are_moved_as_bytes() -> None:
         assert describe(made_of, gate, extents).base.dtype is torch.uint8
 
 
+@pytest.mark.slow
 def test_sizes_that_are_arguments() -> None:
     text, schedule = CASES["persistent"]
     compute = parse(of_any_size(text))
@@ -133,6 +134,7 @@ def test_sizes_that_are_arguments() -> None:
     assert not [(stage, judged.problem) for stage, judged in found if judged.problem]
 
 
+@pytest.mark.slow
 def test_stride_phases_in_one_launch() -> None:
     """The gradient of the input, to which another is added: consumers go on taking turns."""
     problem = ConvProblem.parse("mb14ic16ih8oc32oh4kh3sh2ph1 dt=f16 tag=axb")
@@ -169,7 +171,7 @@ def _with_another(compute: Compute) -> Compute:
     return replace(compute, steps=(*steps, other, replace(store, value=value)))
 
 
-@pytest.mark.every(6)
+@pytest.mark.every(12)
 @pytest.mark.parametrize("name", CASES)
 def test_every_pass_gives_the_answer(name: str) -> None:
     text, schedule = CASES[name]

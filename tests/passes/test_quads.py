@@ -125,6 +125,7 @@ def test_rows_in_numpy_are_those_of_the_instructions() -> None:
         assert (CALLS[name].numpy(first, second) == CALLS[BYTES[4]].numpy(*bytes_[n : n + 4])).all()
 
 
+@pytest.mark.slow
 def test_chips_without_the_instruction_multiply_one_by_one() -> None:
     p = ConvProblem.parse(CASES[0][0])
     ((compute, schedule),) = [

@@ -59,10 +59,11 @@ CASES = [
     ("g6mb3ic6iw11oc12ow5kw4sw2pw1dw1", FWD, "mb:2 ow:3 oc:2 kw:4 | fma | regs=kw.oc.ow stages=1"),
     ("g4mb2ic4ih10oc4oh5kh3sh2ph1", BWD_D, "mb.qh:4 qw:5 g:4 | fma | regs=qw stages=1"),
     ("mb2ic4ih6oc3oh6kh3ph1", BWD_W, "ic:4 kw:3 oc:2 mb.oh:4 | fma | regs=kw late=1 swap=1 stages=1"),
-    (
+    pytest.param(
         "g3mb1ic3id5ih4iw6oc3od5oh4ow6kd3kh3kw3pd1ph1pw1",
         BWD_W,
         "kh:3 kw:2 mb.od.oh:8 ow:5 | fma | regs=kw.kh.ow late=1 stages=1",
+        marks=pytest.mark.slow,
     ),
 ]
 
@@ -73,7 +74,7 @@ def test_every_pass_keeps_the_meaning(text: str, prop: Prop, schedule: str) -> N
     check(text, prop, schedule, {}, range(2, len(PIPELINE) + 1))
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize("off", ["unroll", "reuse", "widen", "hoist"])
 @pytest.mark.parametrize(("text", "prop", "schedule"), [CASES[1], CASES[5]])
 def test_passes_can_be_left_out(text: str, prop: Prop, schedule: str, off: str) -> None:
@@ -142,6 +143,7 @@ def test_lanes_are_added_behind_the_loop() -> None:
     assert len(find(loop, Reduce)) == 12
 
 
+@pytest.mark.slow
 def test_narrow_operands_are_loaded_along_all_lanes() -> None:
     """Pixels of dst lack the lanes of kh; a filter whose channels are apart stays narrow."""
     spread = find(lowered(f"{P} tag=axb", BWD_W, f"kh:4 {SECOND}"), Spread)

@@ -26,6 +26,7 @@ DEAD = [
 ]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("text", "schedule"), DEAD, ids=[text for text, _ in DEAD])
 @pytest.mark.parametrize("off", ["", "lets", "unroll"])
 def test_nothing_is_read(text: str, schedule: str, off: str) -> None:

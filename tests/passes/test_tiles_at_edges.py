@@ -30,7 +30,12 @@ KERNELS = (  # a loop of steps, one text without a loop, copies, volumes, sums o
     (LINE, Prop.FWD, f"mb:4 ow:4 kw:3 g:8 | {WORDS} regs=ow.kw stages=1 warps=4"),
     (PLANE, Prop.BWD_D, f"mb.ih:4 iw:4 kh:3 kw:3 g:8 | {WORDS} regs=iw.kh.kw stages=1 warps=4"),
     (WIDE, Prop.FWD, f"mb.oh:4 ow:5 kw:7 g:8 | {WORDS} pack=b regs=ow.kw stages=1 warps=4"),
-    (VOLUME, Prop.BWD_D, f"mb.id.ih:4 iw:4 kw:3 g:8 | {WORDS} regs=iw.kw stages=1 warps=4"),
+    pytest.param(
+        VOLUME,
+        Prop.BWD_D,
+        f"mb.id.ih:4 iw:4 kw:3 g:8 | {WORDS} regs=iw.kw stages=1 warps=4",
+        marks=pytest.mark.slow,
+    ),
     (PLANE, Prop.BWD_W, f"mb.oh:8 ow:4 kw:3 g:8 | {WORDS} split_k=2 regs=ow.kw late=1 stages=1 warps=4"),
 )
 

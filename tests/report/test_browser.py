@@ -60,6 +60,7 @@ def test_it_opens_soon_and_says_nothing_to_the_console(driver: Any) -> None:
     assert driver.execute_script("return document.querySelectorAll('svg.drawing').length") >= 8
 
 
+@pytest.mark.slow
 def test_a_keyboard_is_enough(driver: Any) -> None:
     from selenium.webdriver.common.keys import Keys
 

@@ -130,6 +130,7 @@ def test_it_is_small_and_the_same_every_time(dense: str, tmp_path: Path) -> None
     assert again == dense
 
 
+@pytest.mark.slow
 def test_long_texts_are_cut_and_the_page_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("LARGEST", 50_000), ("CODE", 12_000)):
         monkeypatch.setitem(room.page.__globals__, name, value)

@@ -40,6 +40,7 @@ def test_a_plan_of_any_size_is_checked_at_a_small_one(
     assert first_run_check.is_trusted(plan) and seen == [{"MB": 5, "IH": 5, "IW": 5}]
 
 
+@pytest.mark.slow
 def test_a_plan_that_is_wrong_is_found(plan: CompiledDirection, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(first_run_check, "MOST_REJECTED", 1)
     monkeypatch.setattr(TritonKernel, "run", lambda *_: None)

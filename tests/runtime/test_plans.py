@@ -42,6 +42,7 @@ interpreted = pytest.mark.skipif(not knobs.interpret(), reason="needs TRITON_INT
 Tensors = dict[str, torch.Tensor]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("text", "prop", "schedule", "obeyed"),
     [
@@ -162,7 +163,7 @@ GATHERED = [
 ]
 
 
-@pytest.mark.every(9)
+@pytest.mark.every(18)
 @interpreted
 @pytest.mark.parametrize("math", ["tf32", "ieee"])
 @pytest.mark.parametrize("fine", [0, 1])
@@ -191,6 +192,7 @@ def test_gathered_operands_are_rounded_to_what_is_multiplied(
     assert torch.equal(t[prop.result].double(), exact(p, prop, near))
 
 
+@pytest.mark.slow
 def test_a_bias_of_another_type_gets_another_plan() -> None:
     p = ConvProblem.parse("mb2ic32ih8oc32oh8kh3ph1 dt=bf16")
     biases = {None: "bf16", f32: "f32", bf16: "bf16"}
@@ -203,6 +205,7 @@ def test_a_bias_of_another_type_gets_another_plan() -> None:
         assert seen.dtype.name == name
 
 
+@pytest.mark.slow
 def test_where_operands_are_rounded() -> None:
     """In registers, or over copies: where the unit would else get them past the registers, and a copy is
     cheap for what it is read."""

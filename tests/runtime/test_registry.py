@@ -104,6 +104,7 @@ def test_what_no_kernel_takes_is_said(layer: LayerRegistry) -> None:
         layer.choose((65535, 1000, 1000), "now")
 
 
+@pytest.mark.slow
 def test_a_start_has_nothing_left_to_decide(
     gathered: LayerRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -174,6 +174,7 @@ def test_what_the_driver_does_not_have_is_told() -> None:
 # -- what is done for a kernel ------------------------------------------------------------------------
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("prop", Prop)
 @pytest.mark.parametrize("sized", [False, True])
 def test_what_was_right_needs_no_check_at_its_first_call(unknown: None, prop: Prop, sized: bool) -> None:

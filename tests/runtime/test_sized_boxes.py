@@ -143,6 +143,7 @@ def test_kernels_are_read_back(at: int) -> None:
         assert Kernel.parse(str(kernel)) is kernel, stage
 
 
+@pytest.mark.slow
 def test_phases_store_planes_of_any_size() -> None:
     """Some of which have a row less; a size that would leave a phase without rows is refused."""
     plain, names = marked("mb2?ic16ih8?oc16oh4kh3sh2ph1 dt=f16 tag=nhwc")
@@ -498,6 +499,7 @@ def test_proposals_have_boxes() -> None:
     assert all(why_not(s, compute, SM90) is None for s in found)
 
 
+@pytest.mark.slow
 def test_the_machine_code_moves_boxes() -> None:
     (found,) = compile_offline([job_of(built(1)[1].steps[0], SM90)])
     assert isinstance(found, Resources), found

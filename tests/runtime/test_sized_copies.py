@@ -117,7 +117,7 @@ def built(name: str, target: Target = SM90) -> tuple[Compute, Plan]:
     return compute, build_compute(compute, target, Schedule.parse(schedule))
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("name", LAYERS)
 def test_drawn_sizes_edges_first(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the IR's interpreter, which reads beyond no tensor and finds padding that was read, and in
@@ -136,7 +136,7 @@ def test_drawn_sizes_edges_first(name: str, monkeypatch: pytest.MonkeyPatch) -> 
         assert not judged.problem, (drawn, judged.problem)
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("name", ["weight", "padded", "image", "turned"])
 def test_every_pass(name: str) -> None:
     compute, plan = built(name)
@@ -166,6 +166,7 @@ def test_workspaces_are_as_long_as_the_sizes_say() -> None:
     assert rooms == {"src_packed": 3 * 40 * 16, "dst_packed": 3 * 40 * 24}
 
 
+@pytest.mark.slow
 def test_rows_as_long_as_a_size_begin_at_multiples_of_16_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of a matrix that is read along its columns: boxes of the copy need it, whatever K is."""
     monkeypatch.setenv("TRITON_INTERPRET", "1")

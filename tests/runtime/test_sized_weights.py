@@ -49,7 +49,7 @@ def problem(compute: Compute, plan: Plan, drawn: dict[str, int]) -> str:
     )
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(8)
 @pytest.mark.parametrize(("text", "words"), KERNELS)
 def test_edges_and_drawn_sizes(text: str, words: str) -> None:
     """The least sizes first: of these most parts have no step, and most lanes are beyond the end."""

@@ -584,6 +584,7 @@ def samples(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     return found
 
 
+@pytest.mark.slow
 @interpreted
 def test_what_torch_agrees_with_needs_no_samples(samples: list[object]) -> None:
     t = tensors_of(PLAIN, Prop.FWD)

@@ -91,7 +91,7 @@ def test_planes_that_lack_a_row(text: str, prop: Prop, schedule: str, reason: st
     assert wrong_stages(p, prop, launches_of(steps)) == []
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(10)
 @pytest.mark.parametrize(
     ("text", "tile"),
     [
@@ -115,7 +115,7 @@ def test_phases_of_odd_sizes_are_stored_in_boxes(text: str, tile: str, words: st
     assert wrong_stages(p, Prop.BWD_D, launches_of(steps, target=target)) == []
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize(
     ("text", "prop", "schedule"),
     [

@@ -290,6 +290,7 @@ def test_products_too_small_for_the_asynchronous_unit(schedule: str, small: bool
     assert not count(Schedule.parse(schedule), replace(compute, math="ieee"), SM90).small
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("text", "chip", "few"),
     [

@@ -185,6 +185,7 @@ def test_each_unit_reads_its_own_copy() -> None:
         assert np.array_equal(made, values), name
 
 
+@pytest.mark.slow
 def test_phases_share_the_longest_partials() -> None:
     p = ConvProblem.parse("mb1ic16ih8oc64oh4kh3sh2ph1 dt=f16")
 
@@ -210,7 +211,7 @@ def test_problems_share_the_copies_of_their_tensors() -> None:
 # -- the choice -----------------------------------------------------------------------------------
 
 
-@pytest.mark.every(8)
+@pytest.mark.every(16)
 @pytest.mark.parametrize("prop", list(Prop))
 @pytest.mark.parametrize(
     "shape", ["mb32ic256ih56oc256oh56kh3ph1", "mb128ic512ih7oc512oh7kh3ph1", "ic128id32oc128od32kd3pd1"]
@@ -231,6 +232,7 @@ def test_pointwise_layers_take_channels_first_as_they_are() -> None:
     assert best.blocks[0].axes == ("oh", "ow")
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     "text",
     [
@@ -245,6 +247,7 @@ def test_others_do_not(text: str) -> None:
         assert heuristics.default(compute, SM90).pack == "", text
 
 
+@pytest.mark.slow
 def test_weights_alone() -> None:
     """A channels-last input and weights as torch makes them."""
     p = ConvProblem.parse("mb32ic256ih56oc256oh56kh3ph1 dt=bf16 tag=axb:abx:axb")

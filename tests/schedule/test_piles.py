@@ -162,6 +162,7 @@ def test_refusals_say_why(text: str, prop: Prop, blocks: str, words: str, reason
     assert said is not None and reason in said, said
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("prop", "copied"), [(FWD, "b"), (BWD_D, "b"), (BWD_W, "c")])
 def test_only_weights_are_copied_where_rows_do_as_they_lie(prop: Prop, copied: str) -> None:
     p = ConvProblem.parse("mb1ic512ih128iw128oc512oh128ow128kh3kw1ph1pw0 dt=bf16")

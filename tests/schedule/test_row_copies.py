@@ -18,6 +18,7 @@ GLUON = "a=box b=box | pack=a.b.rows swap=1 stages=3 warps=4 via=gluon"
 WHOLE = "mb2ic16ih4iw40oc16oh4ow40kh3kw3ph1pw1"
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("problem", "schedule"),
     [

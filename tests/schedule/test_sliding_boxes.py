@@ -81,7 +81,7 @@ def test_the_answer_is_right_whoever_goes_first(
     )
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize(
     ("dtypes", "wide", "epilogue"),
     [
@@ -100,6 +100,7 @@ def test_types_of_all_widths_share(dtypes: str, wide: int, epilogue: str) -> Non
         assert found.right, f"{data}: {found.reason}"
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("stages", [2, 3])
 def test_sums_that_move_are_parts_of_a_group(stages: int) -> None:
     """A part has one step, or as many as 128 products and the ring have; what is left is a part, too."""
@@ -109,7 +110,7 @@ def test_sums_that_move_are_parts_of_a_group(stages: int) -> None:
     assert len(parts) == (3 if stages == 2 else 2)
 
 
-@pytest.mark.every(2)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "shared"),
     [
@@ -201,6 +202,7 @@ def test_boxes_that_take_every_second_position_share_nothing() -> None:
     assert told is not None and "by whole rows of a box" in told, told
 
 
+@pytest.mark.slow
 def test_the_estimate_ranks_what_was_measured() -> None:
     """Of each problem the schedule with the least estimate, with shared boxes or without, takes little
     more than the fastest one; with fewer stages than are proposed they wait for boxes."""

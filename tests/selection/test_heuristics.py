@@ -128,6 +128,7 @@ def test_chips_without_boxes_gather(target: str) -> None:
     assert (schedule.a, schedule.b, schedule.unit) == ("gather", "gather", "mma")
 
 
+@pytest.mark.slow
 def test_channels_first_gathers_where_there_are_no_boxes() -> None:
     schedule = first(f"{DENSE} dt=bf16 tag=nchw", target="sm_80")
     assert (schedule.a, schedule.unit, schedule.pack) == ("gather", "mma", "")
@@ -171,6 +172,7 @@ def test_of_a_schedule_that_was_given_its_estimate_and_the_first_choice_are_told
     assert str(ranked[0].schedule) in " ".join(said.split())
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     "shape", [DEPTHWISE, "g64mb32ic64ih112oc64oh56kh3sh2ph1", "g384mb64ic384ih14oc384oh14kh31ph15"]
 )
@@ -185,6 +187,7 @@ def test_depthwise_lanes_run_along_memory(shape: str, target: str) -> None:
     assert extent(channels_last, "g") >= 16, str(channels_last)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("shape", "prop", "pack", "transposed"),
     [
@@ -208,6 +211,7 @@ def test_f32_for_the_matrix_unit_lies_along_the_sum(
     assert first(text, prop, "sm_80").a == "gather"
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("text", "sum_of_forward"),
     [

@@ -16,6 +16,7 @@ TYPES = {
 }
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("prop", Prop)
 def test_products_do_not_wait_for_registers(prop: Prop) -> None:
     p = ConvProblem.parse(f"{LAYER} dt={TYPES[prop]} tag=nhwc math=ieee")

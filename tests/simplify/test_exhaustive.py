@@ -54,7 +54,7 @@ CONSTANTS = list(product([-4, -2, -1, 1, 2, 3, 6], [2, 3, 4], [-3, -1, 0, 1, 2, 
 BOTH = {**INTEGERS, **CONDITIONS}
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize("shape", BOTH)
 @pytest.mark.parametrize("facts", [Facts(), BOUNDED], ids=["no facts", "bounded"])
 def test_value_range_and_divisor(shape: str, facts: Facts) -> None:

@@ -57,6 +57,7 @@ def test_a_process_that_compiles_imports_it_before_its_first_task(tmp_path: Path
     assert _said(code, tmp_path) == "True\n"
 
 
+@pytest.mark.slow
 def test_the_simplifier_is_imported_without_it(tmp_path: Path) -> None:
     code = """if True:
         import sys

@@ -454,10 +454,10 @@ def test_with_another_key_plans_are_made_again(plan_file: Path, spoil: Callable[
     ("spoil", "why"),
     [
         (lambda k: k.chmod(0o640), "can be read by others"),
-        (lambda k: k.chmod(0o604), "can be read by others"),
+        pytest.param(lambda k: k.chmod(0o604), "can be read by others", marks=pytest.mark.slow),
         (lambda k: k.chmod(0o620), "others"),
         (lambda k: k.write_text(""), "is damaged"),
-        (lambda k: k.write_text("x" * 64), "is damaged"),
+        pytest.param(lambda k: k.write_text("x" * 64), "is damaged", marks=pytest.mark.slow),
         (lambda k: (k.unlink(), k.mkdir()), "Is a directory"),
         (lambda k: (k.unlink(), os.mkfifo(k, 0o600)), "is no plain file"),
         (lambda k: k.parent.chmod(0o777), "where others can replace it"),

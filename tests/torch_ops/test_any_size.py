@@ -75,6 +75,7 @@ def test_three_directions_of_any_size(nothing_new: Any) -> None:
     assert counts() == ({"fwd any size": 4, "bwd_d any size": 4, "bwd_w any size": 4}, {})
 
 
+@pytest.mark.slow
 def test_what_is_excluded_has_a_kernel_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     w = whole(16, 8, 3, 3)
     transconv.conv2d(whole(1, 8, 9, 9), w, padding=1)
@@ -139,6 +140,7 @@ def test_layers_of_other_kinds(
     assert counts() == ({("bwd_d" if transposed else "fwd") + " any size": 3}, {})
 
 
+@pytest.mark.slow
 def test_stride_phases_without_a_tap() -> None:
     """Their gradients are zeros, which a kernel for any size stores as well."""
     w = whole(8, 4, 1, 1)

@@ -396,7 +396,9 @@ def test_a_search_at_first_calls_waits_for_kernels(monkeypatch: pytest.MonkeyPat
             assert transconv.config.mode == "now"
 
 
-@pytest.mark.parametrize("wanted", ["input", "weight", "both"])
+@pytest.mark.parametrize(
+    "wanted", ["both", *(pytest.param(name, marks=pytest.mark.slow) for name in ("input", "weight"))]
+)
 def test_gradients_by_key_are_torchs(sized: Machine, monkeypatch: pytest.MonkeyPatch, wanted: str) -> None:
     """While further kernels of a layer are compiled, gradients of known sizes go no general way; all are
     compared, those of expanded gradients and of other strides, too."""

@@ -99,7 +99,7 @@ class Renamed(torch.nn.Conv2d):
     pass
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize(
     ("make", "shape"),
     [
@@ -163,6 +163,7 @@ def test_convert_a_single_module_and_filter() -> None:
     assert report.skipped["3.0"] == "filter_fn said no"
 
 
+@pytest.mark.slow
 def test_converted_models_compile() -> None:
     net = model()
     x = torch.randn(2, 3, 6, 6)

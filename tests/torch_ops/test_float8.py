@@ -22,6 +22,7 @@ def off(got: torch.Tensor, want: torch.Tensor) -> float:
     return float((got.double() - want.double()).norm() / want.double().norm())
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("way", ["fallback", pytest.param("interpret", marks=interpreted)])
 @pytest.mark.parametrize(
     ("layer", "shape"),

@@ -114,7 +114,7 @@ def _trained(layer: Any) -> None:
     layer.weight.grad = None
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @interpreted
 @pytest.mark.parametrize("write", WRITES)
 def test_no_write_that_torch_counts_yields_old_numbers(write: str, launched: Callable[[], int]) -> None:
@@ -181,6 +181,7 @@ def test_copies_of_the_model_know_nothing_of_it(launched: Callable[[], int]) -> 
     assert len(inference._Weight.named) == held - 1  # and its copies are freed
 
 
+@pytest.mark.slow
 @interpreted
 def test_fused_transposed_and_compiled_calls_too(
     launched: Callable[[], int], monkeypatch: pytest.MonkeyPatch

@@ -96,7 +96,7 @@ def test_memory_variants(variant: Any) -> None:
         assert torch.equal(got, wanted)
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @interpreted
 @pytest.mark.parametrize("name", ["conv1d", "conv2d", "conv_transpose2d"])
 def test_opinfo_samples(name: str) -> None:
@@ -112,6 +112,7 @@ def test_opinfo_samples(name: str) -> None:
     assert transconv.stats().native
 
 
+@pytest.mark.slow
 @interpreted
 def test_imaginary_parts_of_conjugates(monkeypatch: pytest.MonkeyPatch) -> None:
     """Negated views with gaps between their elements, which a copy does not have: right kernels are

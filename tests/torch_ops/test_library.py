@@ -38,7 +38,7 @@ def operands(ndims: int = 2, form: Any = s.contiguous) -> tuple[torch.Tensor, ..
     return x, w, torch.randn(4, requires_grad=True)
 
 
-@pytest.mark.every(7)
+@pytest.mark.every(14)
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("with_bias", [False, True])
@@ -188,7 +188,7 @@ def test_a_wrong_call_fails_while_compiling_too() -> None:
         compiled(torch.randn(1, 3, 5, 5), torch.randn(4, 2, 3, 3))
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize("region", ["inside", "outside"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_compiled_autocast(region: str, dtype: torch.dtype) -> None:
@@ -393,7 +393,7 @@ def test_the_plain_autograd_function() -> None:
     )
 
 
-@pytest.mark.every(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("transposed", [False, True])
 def test_opcheck_without_derivatives(transposed: bool) -> None:
     x, w, b = (t.detach() for t in operands(form=s.channels_last))
@@ -501,7 +501,7 @@ def test_operators_in_inference_mode() -> None:
     assert found[1].numel() == 0 and torch.allclose(found[2], y.sum((0, 2, 3)))
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize(
     "call",

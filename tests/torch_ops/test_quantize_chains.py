@@ -119,7 +119,7 @@ class Block(nn.Module):
         return torch.relu(self.two(self.relu(self.norm(self.one(x)))) + added)
 
 
-@pytest.mark.every(3)
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["fallback", pytest.param("interpret", marks=interpreted)])
 @pytest.mark.parametrize("kind", ["int8", "fp8", "int4_weight_only"])
 def test_folded_models_hand_over_bytes(kind: str, way: str) -> None:
@@ -209,6 +209,7 @@ def test_no_sums_of_many_borders() -> None:
     assert zero_sums(weight, torch.tensor([1]), sides, sides, (1, 1)) is None
 
 
+@pytest.mark.slow
 @interpreted
 def test_known_sums_as_a_problem(capsys: pytest.CaptureFixture[str]) -> None:
     """A word of epilogues, which the checks of problems take, too."""

@@ -152,6 +152,7 @@ def test_results(
 # -- calls that come back --------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @interpreted
 def test_a_start_that_is_there_before_the_first_launch_makes_the_type_of_the_result(
     monkeypatch: pytest.MonkeyPatch,
@@ -181,6 +182,7 @@ def test_a_start_that_is_there_before_the_first_launch_makes_the_type_of_the_res
         transconv.config.sizes = "exact"
 
 
+@pytest.mark.slow
 @interpreted
 def test_repeated_calls_decide_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """They start the kernel with the tensors in its order, or go the general way if they are others."""

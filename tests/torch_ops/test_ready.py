@@ -174,6 +174,7 @@ def test_gradients_switch_too(machine: Machine) -> None:
     transconv.stats(reset=True)
 
 
+@pytest.mark.slow
 def test_kernels_are_taken_over_one_by_one(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     """A step of a program waits for few of those that became ready at once."""
     weights = [torch.randn(n, 4, 3, 3) for n in (4, 5, 6)]
@@ -237,6 +238,7 @@ def test_compiled_graphs_wait(machine: Machine) -> None:
     assert counts() == ({"fwd": 1}, {}) and not machine.processes.jobs
 
 
+@pytest.mark.slow
 def test_explain_says_what_is_being_compiled(machine: Machine) -> None:
     assert "compiling (the first call begins it)" in transconv.explain(X, W).parts[0].reasons
     transconv.conv2d(X, W)

@@ -159,6 +159,7 @@ def double(t: torch.Tensor) -> torch.Tensor:
     return t.detach().double().requires_grad_()
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("change", [negated, imaginary, made_up, shifted, last, gaps, double])
 @pytest.mark.parametrize(("which", "biased"), [(0, False), (1, False), (1, True), (2, True)])
 def test_tensors_that_differ_get_another_kernel(change: Any, which: int, biased: bool) -> None:
@@ -194,6 +195,7 @@ def test_numbers_that_differ_get_another_kernel(number: str, value: int) -> None
     )
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("parts", ["", "b", "r", "br"])
 @pytest.mark.parametrize("change", [negated, imaginary, made_up, shifted, gaps, last])
 def test_fused_calls_start_their_kernel(parts: str, change: Any) -> None:

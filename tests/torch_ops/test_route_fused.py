@@ -65,6 +65,7 @@ def test_training_starts_three_kernels(parts: str, activation: str | None, gener
     assert transconv.stats().native == {"fwd": WARM, "bwd_d": WARM, "bwd_w": WARM}
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize("change", [negated, imaginary, made_up, shifted, last, gaps, double])
 @pytest.mark.parametrize("which", range(4))
 @pytest.mark.parametrize("trained", [False, True])

@@ -110,7 +110,7 @@ def step(side: int) -> dict[str, int]:
     return answers()
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("name", CALLS)
 def test_the_call_that_takes_a_kernel_over_makes_and_checks_nothing(
     auto: Machine, work: Work, name: str

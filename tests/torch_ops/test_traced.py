@@ -214,6 +214,7 @@ def test_a_bias_of_another_type_is_refused_as_torch_does(dtype: torch.dtype) -> 
     assert "float16" in str(ours.value).lower() or "half" in str(ours.value).lower()
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 def test_gradients_of_operands_have_their_types_and_lose_nothing_on_the_way(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch

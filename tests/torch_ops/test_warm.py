@@ -153,6 +153,7 @@ def test_contexts_are_seen() -> None:
     )
 
 
+@pytest.mark.slow
 def test_compilers_see_the_operator_after_warm_calls() -> None:
     x, w, _ = operands(requires_grad=True)
     f = lambda x: transconv.conv2d(x, w, **KWARGS)  # noqa: E731

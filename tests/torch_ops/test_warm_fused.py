@@ -75,6 +75,7 @@ def test_nothing_is_looked_up_again(parts: str, leaves: str, general: list[Any])
             torch.testing.assert_close(got, theirs(*args, activation))
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("parts", PARTS)
 def test_gradients(parts: str, general: list[Any]) -> None:
     args = given(parts, leaves="xwbr")
@@ -175,6 +176,7 @@ def test_wrong_calls_stay_wrong() -> None:
         ours(x, w, b, r, stride=1.0)
 
 
+@pytest.mark.every(4)
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
 @pytest.mark.parametrize("parts", ["b", "br", "bx"])
 @pytest.mark.parametrize("leaves", ["", "xwbr"])
@@ -326,6 +328,7 @@ def test_derivatives_of_derivatives_of_warm_calls() -> None:
         y.sum().backward()
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("activation", ["relu", "silu"])
 def test_a_compiled_backward_of_a_warm_call(activation: str) -> None:
     args = given("br", leaves="xwbr")

@@ -30,7 +30,7 @@ def session(
     tmp_path: Path, *jobs: TuningJob, said: list[str] | None = None, **limits: float
 ) -> tuple[Session, CsvTable]:
     log = log_of(tmp_path / "trials.csv")
-    bounds = Limits(**{"trials": 8, "trial_s": 5.0, "jobs": 2} | limits)  # type: ignore[arg-type]
+    bounds = Limits(**{"trials": 8, "trial_s": 5.0, "jobs": 1} | limits)  # type: ignore[arg-type]
     return Session(
         jobs,
         SM90,
@@ -48,7 +48,7 @@ def job(problem: ConvProblem = DENSE, prop: Prop = Prop.FWD, epilogue: str = "")
 
 def test_winners_of_a_session_are_what_plans_use(tmp_path: Path) -> None:
     said: list[str] = []
-    made, log = session(tmp_path, job(), job(SUMMED, Prop.BWD_W), job(), said=said)
+    made, log = session(tmp_path, job(), job(SUMMED, Prop.BWD_W), job(), said=said, jobs=2)
     found = made.run()
     assert [r.direction for r in found] == ["fwd", "bwd_w"]  # a job that comes twice is done once
     for r in found:

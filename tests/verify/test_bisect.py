@@ -64,7 +64,7 @@ def test_right_kernels_are_right_at_every_stage(p: ConvProblem, prop: Prop, seed
     assert all(f"  {name} " in found.text for name in ("compute", *NAMES))
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize(
     ("text", "prop", "schedule", "epilogue"),
     [
@@ -289,7 +289,7 @@ LARGE = [
 ]
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize(("text", "prop"), LARGE, ids=str)
 def test_large_problems_shrink(text: str, prop: Prop) -> None:
     asked = question(text, prop)
@@ -387,6 +387,7 @@ def test_points_are_those_that_the_facts_allow() -> None:
     assert AssignedPoints.draw((a,), none, np.random.default_rng(0)) is None
 
 
+@pytest.mark.slow
 def test_the_page(capsys: pytest.CaptureFixture[str]) -> None:
     page = (Path(__file__).parents[2] / "docs" / "bisection.md").read_text(encoding="utf-8")
     (program,) = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)

@@ -33,6 +33,7 @@ COPIES = [
 ]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("problem", "prop", "schedule"), COPIES, ids=["bwd_d", "bwd_w"])
 def test_gradients_are_summed_along_copies(problem: str, prop: str, schedule: str) -> None:
     """What is summed is innermost in copies, where the asynchronous unit reads 8 bits; without copies

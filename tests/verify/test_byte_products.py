@@ -29,6 +29,7 @@ def test_explicit_kernels(types: str, words: str) -> None:
     assert case.judge(case.plan(BOXES), "exact", 1).reason == ""
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("types", ["u8:s8:s32", "s8:u8:s32", "u8:u8:s32"])
 def test_every_number_of_8_bits_is_multiplied(types: str) -> None:
     """Shifted to what matrix units take, also the smallest and the largest one: operands have all."""

@@ -132,7 +132,7 @@ def test_slopes_are_judged_in_f64() -> None:
 
 
 def test_lines_read_back() -> None:
-    for trial in drawn()[:30]:
+    for trial in drawn()[:10]:
         again = trial_of(str(trial))
         assert isinstance(again, ComputeTrial) and again.compute == trial.compute
         assert (again.target, again.schedule) == (trial.target, trial.schedule)

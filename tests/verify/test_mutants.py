@@ -45,6 +45,7 @@ print(*(killed(check_records.digest, left[part], [TEST]) for part in ("{machine}
 """
 
 
+@pytest.mark.slow
 def test_a_mutant_is_killed_by_a_test_that_minds(tmp_path: Path) -> None:
     """In a process of its own: a fork of this one, which has threads, may wait for ever."""
     test = tmp_path / "test_it.py"

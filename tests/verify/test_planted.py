@@ -25,7 +25,7 @@ def test_every_pass_has_a_bug() -> None:
     assert {bug.stage for bug in planted.PASSES} == {p.name for p in pipeline.PIPELINE} - named
 
 
-@pytest.mark.every(6)
+@pytest.mark.every(12)
 @pytest.mark.parametrize("bug", planted.PASSES, ids=lambda bug: f"{bug.stage}: {bug.what}")
 def test_a_bug_in_a_pass(bug: Bug) -> None:
     def ask() -> str:
@@ -102,7 +102,7 @@ def test_a_bug_in_merging(
     assert "wei" in found.diff and "naive" not in found.text
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(6)
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
@@ -143,7 +143,7 @@ RULES = {
 }
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("rule", RULES)
 def test_a_bug_in_a_rule_that_a_pass_uses(rule: str) -> None:
     """Of the returns of a rule, those that the kernel needs are traced from the wrong result to the
@@ -164,7 +164,7 @@ def test_a_bug_in_a_rule_that_a_pass_uses(rule: str) -> None:
 
 
 @interpreted
-@pytest.mark.every(6)
+@pytest.mark.every(12)
 @pytest.mark.parametrize(
     "bug",
     [

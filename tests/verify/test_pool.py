@@ -73,6 +73,7 @@ def test_what_no_process_survives(error: Exception, fatal: bool) -> None:
     assert is_fatal(error) == fatal
 
 
+@pytest.mark.slow
 def test_followers_start_after_an_answer_of_the_first() -> None:
     tasks = [Task("a", {"what": w}, then=Task("b", {"what": f"after {w}"})) for w in ("x", "die", "raise")]
     found = [(t.group, t.payload["what"], row.get("told")) for t, row in pool().run(tasks)]

@@ -35,7 +35,7 @@ def made(case: ProblemCase, schedule: str) -> CompiledDirection:
     )
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize("planted", PRECISION, ids=lambda p: f"{p.bug.what} {p.epilogue}".strip())
 def test_a_rounding_too_much(planted: Imprecise) -> None:
     bug = planted.bug

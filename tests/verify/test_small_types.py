@@ -36,7 +36,7 @@ CASES = [
 ]
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(5)
 @pytest.mark.parametrize(("problem", "prop", "words"), CASES)
 def test_results(problem: str, prop: str, words: str) -> None:
     found = judged(problem, prop, words, numpy=True)
@@ -89,6 +89,7 @@ def test_bytes_without_a_sign_taken_for_signed(monkeypatch: pytest.MonkeyPatch) 
     assert "wrong" in judged("mb1ic8ih5oc8oh5kh3ph1 dt=u8:s8:s32", "fwd", "", numpy=True).reason
 
 
+@pytest.mark.slow
 def test_bisection_blames_nothing_right_and_finds_the_wrong() -> None:
     problem, words = "mb1ic8ih6oc8oh6kh3ph1 dt=u8:s8:s8", "zero:src+zero:wei"
     assert blame(problem, "fwd", "sm_90", epilogue=words, parts=("ir",)).stage == ""

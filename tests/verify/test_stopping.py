@@ -98,7 +98,7 @@ def _pause() -> None:
     time.sleep(0.1)
 
 
-@pytest.mark.every(2)
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="looks at the children of a process")
 @pytest.mark.parametrize(
     ("name", "number"),

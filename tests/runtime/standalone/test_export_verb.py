@@ -111,6 +111,7 @@ def compiled(jobs: Sequence[CompileJob], *_: object) -> list[Resources]:
     ]
 
 
+@pytest.mark.slow
 def test_the_page_does_what_it_says(
     tmp_path: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -55,6 +55,7 @@ def about(folder: Path) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_the_folder_holds_what_its_description_says(folders: dict[str, Path]) -> None:
     for name, kind in (("roles", "cubin"), ("split", "cubin"), ("amd", "hsaco")):
         said = about(folders[name])

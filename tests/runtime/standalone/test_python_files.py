@@ -110,6 +110,7 @@ def test_the_same_bits_without_transconv(name: str, exported: dict[str, tuple[Pl
         assert want.isfinite().all() and want.any()
 
 
+@pytest.mark.slow
 def test_the_cases_are_what_they_are_called() -> None:
     """Phases, copies, parts of sums and descriptors are in the files that are about them."""
     launches = {
