@@ -1,12 +1,9 @@
 """Routes and their cache: who computes calls of one kind, kernels or torch and why, found by what such
-calls have in common; and the autograd functions of routes.
+calls have in common.
 
 A key holds all that the answer depends on: shapes, strides, types, devices, numbers, alignment, torch's
 switches. Its value is a route, or the routes of several results, made once by checks, the compiler and the
 policy, and run with nothing more to decide. Calls that come back are found faster still (guard.py).
-
-Each further argument of an autograd function, and each object in its context, costs a tenth of a
-microsecond and more per call: a class for each route has the tensors alone.
 """
 
 from __future__ import annotations
@@ -14,16 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
-import torch
-
 from transconv.calls import guard, size_policy, stats
-from transconv.calls.guard import listed, written
 from transconv.calls.settings import settings
 from transconv.runtime import COMPILING, Waiting, expect
 from transconv.support import Unsupported
 
-Tensor = torch.Tensor
-Gradients = tuple[Tensor | None, ...]
 LIMIT = 4096  # routes kept; beyond it the oldest quarter goes
 PASSING = ("capture:cold", COMPILING)  # temporary reasons: the next call is decided anew
 
@@ -183,85 +175,6 @@ def _expect() -> None:
     """The first call in the background is not to wait for what it can be told before."""
     if settings.mode == "background":
         expect()
-
-
-_new_class: Any = type(torch.autograd.Function)
-
-
-def start_backward(kind: Any, backward: Callable[..., Any]) -> None:
-    """Have the nodes of an autograd function start its backward pass; their own `apply` would look for it,
-    in two more calls."""
-    kind._backward_cls.apply = backward
-
-
-def forward_of(
-    run: Callable[..., Any],
-    operands: Sequence[str],
-    saved: Sequence[str],
-    casts: Sequence[str] = (),
-    dtype: torch.dtype | None = None,
-) -> Callable[..., Any]:
-    """The forward pass, of autograd's context and the operands: ``run``, and what is ``saved`` of the
-    operands, of the result ``made``, and of ``cast_x`` where ``casts`` to a dtype has x."""
-    given = [f"cast_{n}" if n in casts else n for n in operands]
-    return written(
-        f"forward(ctx, {', '.join(operands)})",
-        [
-            *(f"cast_{n} = {n}.to(dtype)" for n in casts),
-            f"made = run({', '.join(given)})",
-            f"ctx.to_save = {listed(saved)}",
-        ],
-        "return made",
-        {"run": run, "dtype": dtype},
-    )
-
-
-def class_of(
-    forward: Callable[..., Any], backward: Callable[..., Gradients], name: str
-) -> Callable[..., Any]:
-    """``apply`` of an autograd function made of these two. Function.apply also looks for functorch's
-    transforms; the callers have checked that."""
-    # autograd looks these up by name along the class hierarchy at every call: the nearest is cheapest.
-    own = {
-        "forward": staticmethod(forward),
-        "backward": staticmethod(backward),
-        "setup_context": staticmethod(torch.autograd.Function.setup_context),
-        "clear_saved_tensors_on_access": False,
-        "boxed_grads_call": False,
-    }
-    made: Any = _new_class(name, (torch.autograd.Function,), own)
-    start_backward(made, backward)
-    apply: Callable[..., Any] = super(torch.autograd.Function, made).apply
-    return apply
-
-
-def by_torch(
-    function: Callable[..., Tensor],
-    given: Sequence[Tensor],
-    wanted: Sequence[bool],
-    grad: Tensor,
-    differentiable: bool,
-) -> list[Tensor | None]:
-    """The gradients of the ``wanted`` operands of a function, in torch's operations; None for the others.
-    If ``differentiable``, they depend on the operands as these were saved, with their history.
-
-    The function sees each operand as a tensor of its own. Of two operands one may be made of the other, as
-    in matmul(x, x.T): among saved tensors, the gradient of x would have the share that x.T has, which
-    autograd's engine adds later."""
-    with torch.enable_grad():
-        own = [
-            t
-            if not on
-            else t.view_as(t)
-            if differentiable and t.requires_grad
-            else t.detach().requires_grad_()
-            for t, on in zip(given, wanted, strict=True)
-        ]
-        of = [t for t, on in zip(own, wanted, strict=True) if on]
-        found = iter(
-            torch.autograd.grad(function(*own), of, grad, create_graph=differentiable, allow_unused=True)
-        )
-    return [next(found) if on else None for on in wanted]
 
 
 settings.on_change(forget)

@@ -22,8 +22,8 @@ from torch.autograd import forward_ad
 from torch.overrides import handle_torch_function, has_torch_function
 
 from transconv.calls import route_cache, stats
+from transconv.calls.autograd import Gradients, class_of, forward_of, start_backward
 from transconv.calls.guard import is_batched, means_more
-from transconv.calls.route_cache import Gradients, class_of, forward_of, start_backward
 from transconv.calls.settings import settings
 from transconv.calls.size_policy import policy
 from transconv.runtime import torch_internals

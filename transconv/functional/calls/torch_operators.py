@@ -20,8 +20,8 @@ import numpy as np
 import torch
 
 from transconv.calls import stats
+from transconv.calls.autograd import by_torch, class_of
 from transconv.calls.guard import is_batched
-from transconv.calls.route_cache import by_torch, class_of
 from transconv.calls.settings import settings
 from transconv.compute import execute, one_line
 from transconv.functional.calls.compiled_launch import (

@@ -15,7 +15,8 @@ from typing import Any, ClassVar
 import torch
 
 from transconv.calls import route_cache, stats
-from transconv.calls.route_cache import PASSING, by_torch
+from transconv.calls.autograd import by_torch
+from transconv.calls.route_cache import PASSING
 from transconv.calls.settings import settings
 from transconv.compute import Pointwise, in_torch, pointwise
 from transconv.conv import Prop
