@@ -41,7 +41,7 @@ def test_the_verb_shows_a_stage_and_compiles(capsys: pytest.CaptureFixture[str])
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["missing.py:f", *CALL], "names no file"),
+        (["missing.py:f", *CALL], "there is no file"),
         ([f"{EXAMPLE}:f", *CALL], "it has: softmax"),
         ([f"{EXAMPLE}:softmax", "--group", "a"], "--group 'a'; expected sizes"),
         ([f"{EXAMPLE}:softmax", "--group", "1", "--args", "f99[3]"], "unknown type"),
