@@ -15,7 +15,7 @@ seen whether the stray leaves its tensor, at some sizes if these are arguments:
 ``unseen``   there is no proof, and too many points to count
 ===========  ==========================================================================
 
-A run goes on behind the rows that are there.
+A repeated run continues after the rows of the file.
 """
 
 from __future__ import annotations
@@ -109,8 +109,8 @@ def tried(kind: str, seed: int, number: int) -> dict[str, Any]:
     except TransconvError as error:
         status = "unproved" if "in the memory of" in str(error) else "refused"
         found = {"status": status, "reason": f"{type(error).__name__}: {error}"}
-    told = {} if found["status"] == "proved" and not found.get("missed") else {"line": line}
-    return found | told | {"seconds": round(time.perf_counter() - started, 2)}
+    repeat = {} if found["status"] == "proved" and not found.get("missed") else {"line": line}
+    return found | repeat | {"seconds": round(time.perf_counter() - started, 2)}
 
 
 def proved(kernels: list[ir.Kernel]) -> dict[str, Any]:
@@ -251,8 +251,8 @@ def _any_size(seed: int, number: int) -> tuple[str, list[ir.Kernel]]:
         except TransconvError:
             continue
         made = build(work, trial.chip, schedule, heuristics.default, False, CompiledDirection)
-        told = shlex.join([spelled(problem, names), *work.options, "--schedule", str(schedule)])
-        return f"{told} {trial.epilogue}", [s.kernel for s in made.steps]
+        words = shlex.join([spelled(problem, names), *work.options, "--schedule", str(schedule)])
+        return f"{words} {trial.epilogue}", [s.kernel for s in made.steps]
     return "", []
 
 

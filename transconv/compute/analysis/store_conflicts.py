@@ -162,14 +162,7 @@ def _why_not_added(compute: Compute, tensor: ir.Tensor, writes: list[Write]) -> 
                 f"{tensor.name} has one place for all of {still[0].name}; expected a sum over "
                 f"{still[0].name}"
             )
-    if tensor.dtype not in (
-        ir.f16,
-        ir.bf16,
-        ir.f32,
-        ir.f64,
-        ir.i32,
-        ir.i64,
-    ):  # f16 and bf16 are added in f32
+    if tensor.dtype not in (ir.f16, ir.bf16, ir.f32, ir.f64, ir.i32, ir.i64):  # 16 bits are added in f32
         return f"{tensor.name} is {tensor.dtype}; expected a float, i32 or i64, which are added in place"
     return None
 
