@@ -110,17 +110,18 @@ def test_pieces_of_a_large_image_have_schedules(columns: int) -> None:
 
 def test_a_piece_combines_what_nothing_reads_by_a_schedule_of_its_own() -> None:
     """The whole's twelve parts of tiles are added up in three; a piece has one."""
-    run, _ = _planned(24, 16, 12, 1, TARGETS["interpreter"])
+    whole, given = _run(24, 16, 1)
+    run, memories = _planned(24, 16, 12, 1, TARGETS["interpreter"])
     step = next(s for s in run.plan.steps if s.left)
     combined = Schedule.parse("oc:2 | fma | a=gather b=gather | split_k=3 stages=1")
     main = step.parts[0]
     with patch.object(step, "choose", lambda c, _: main.schedule if c is main.compute else combined):
-        run.arrange()
+        rooms = run({memories[n]: PartMemory(t, memories[n].all) for n, t in given.items()})
     plans = [launch.plan for launch in run.made.values()]
-    made = [
-        s.schedule for p in plans for s in p.steps if s.compute.name.startswith(f"{main.compute.name}_Y")
-    ]
+    combines = f"{main.compute.name}_Y"
+    made = [s.schedule for p in plans for s in p.steps if s.compute.name.startswith(combines)]
     assert made and combined not in made
+    assert all(torch.equal(rooms[memories[n]].tensor, t) for n, t in zip(("Y1", "Y2"), whole, strict=True))
 
 
 @pytest.mark.parametrize(("length", "turns"), [(4096, True), (1024, False), (300, False)])
