@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from transconv.__main__ import main
 from transconv.compute import in_torch, pointwise, with_error, written
 from transconv.conv import ConvProblem, ConvWorkload, Epilogue, Prop
 from transconv.errors import ComputeError, ScheduleError
@@ -275,6 +276,14 @@ def test_any_size() -> None:
     first, second = made.tensors[-2:]
     assert (str(first.extents[0]), len(second.extents)) == ("MB", 4)
     assert replace(made, open=frozenset()).tensors[-2].shape == (2, 6, 1, 1)
+
+
+@pytest.mark.parametrize("mask", [4, 8, pytest.param(1, marks=pytest.mark.slow), 12])
+def test_an_operand_along_an_open_size_of_one(mask: int, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is read as long as the result of the call is, whatever the example has."""
+    words = ["--prop", "fwd", "--epilogue", f"add:f32:{mask}", "--sizes", "MB=3,IH=5,IW=4"]
+    assert main(["run", "mb1?ic5ih1?oc8oh1kh3ph1", *words]) == 0
+    assert "right  MB=3 IH=5 IW=4" in capsys.readouterr().out
 
 
 def test_bisection_knows_chains() -> None:
