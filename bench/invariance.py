@@ -7,14 +7,16 @@ a name of the graph in invariant mode; what is refused has the reason. Rows are 
     python -m bench invariance resnet50 --limit 240                layers
     python -m bench invariance --models resnet50,convnext_t        models, in inference
 
-Rows are in ``<gpu>_invariance.csv``; a repeated run measures what is missing. On a CPU kernels are
-interpreted: only whether it runs is worth something there.
+Rows are in ``<gpu>_invariance.csv``; a repeated run measures what is missing. Several runs, with an
+``--out`` each, compile side by side and time one by one. On a CPU (``--quick``, with
+``TRITON_INTERPRET=1``) kernels are interpreted: only whether it runs is worth something there.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -28,6 +30,7 @@ import transconv
 from bench import environment, layers
 from bench.graph_models import MODELS
 from bench.issues import short
+from bench.network_setting import gpu
 from bench.size_calls import switched
 from transconv.cli.arguments import ranges
 from transconv.conv import DIRECTIONS, CompiledDirection, ConvProblem, ConvWorkload, ListedLayer, Prop
@@ -56,6 +59,7 @@ COLUMNS = (
 )
 KEY = ("what", "direction", "batch", "device")
 SMALL_BATCH = 1
+LOCK = f"{tempfile.gettempdir()}/bench_invariance.lock"  # of whoever times
 Calls = dict[str, Callable[[int], Callable[[], object]]]
 
 
@@ -133,7 +137,8 @@ def of_layer(
     sides: dict[str, CompiledDirection] = {"plain": plain, "invariant": form.at({"MB": batch})}
     calls: Calls = {name: partial(call_of, plan, problem, prop) for name, plan in sides.items()}
     footprint = sum(spec.layout.span * spec.dtype.bytes for spec in problem.specs.values())
-    found = clock.compare(calls, footprint)
+    with gpu(LOCK, exclusive=True):
+        found = clock.compare(calls, footprint)
     return {
         **times(found["plain"], found["invariant"]),
         "schedule": plain.schedule,
@@ -190,7 +195,8 @@ def of_model(name: str, batch: int, options: argparse.Namespace, clock: Clock) -
                     run(*given)
                 except Exception as error:
                     raise _told(error) from error
-                found[side] = clock.one(lambda _, run=run: lambda: run(*given), 1 << 30)  # type: ignore[misc]
+                with gpu(LOCK, exclusive=True):
+                    found[side] = clock.one(lambda _, run=run: lambda: run(*given), 1 << 30)  # type: ignore[misc]
     return times(found["plain"], found["invariant"])
 
 
