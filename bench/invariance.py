@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -30,7 +29,7 @@ import transconv
 from bench import environment, layers
 from bench.graph_models import MODELS
 from bench.issues import short
-from bench.network_setting import gpu
+from bench.network_setting import TIMING, gpu
 from bench.size_calls import switched
 from transconv.cli.arguments import ranges
 from transconv.conv import DIRECTIONS, CompiledDirection, ConvProblem, ConvWorkload, ListedLayer, Prop
@@ -59,7 +58,6 @@ COLUMNS = (
 )
 KEY = ("what", "direction", "batch", "device")
 SMALL_BATCH = 1
-LOCK = f"{tempfile.gettempdir()}/bench_invariance.lock"  # of whoever times
 Calls = dict[str, Callable[[int], Callable[[], object]]]
 
 
@@ -110,7 +108,7 @@ def subjects(options: argparse.Namespace, clock: Clock) -> Iterator[tuple[Row, C
     """What is timed: the columns that tell it, and what measures it. Raises KeyError for a model that is
     not known."""
     for name in options.models:
-        for batch in (SMALL_BATCH, max(2, MODELS[name].shapes[0][0])):
+        for batch in (max(2, MODELS[name].shapes[0][0]), SMALL_BATCH):
             key = {"what": name, "direction": "inference", "batch": batch}
             yield key, partial(of_model, name, batch, options, clock)
     if options.models:
@@ -137,7 +135,7 @@ def of_layer(
     sides: dict[str, CompiledDirection] = {"plain": plain, "invariant": form.at({"MB": batch})}
     calls: Calls = {name: partial(call_of, plan, problem, prop) for name, plan in sides.items()}
     footprint = sum(spec.layout.span * spec.dtype.bytes for spec in problem.specs.values())
-    with gpu(LOCK, exclusive=True):
+    with gpu(TIMING, exclusive=True):
         found = clock.compare(calls, footprint)
     return {
         **times(found["plain"], found["invariant"]),
@@ -195,7 +193,7 @@ def of_model(name: str, batch: int, options: argparse.Namespace, clock: Clock) -
                     run(*given)
                 except Exception as error:
                     raise _told(error) from error
-                with gpu(LOCK, exclusive=True):
+                with gpu(TIMING, exclusive=True):
                     found[side] = clock.one(lambda _, run=run: lambda: run(*given), 1 << 30)  # type: ignore[misc]
     return times(found["plain"], found["invariant"])
 
