@@ -215,17 +215,20 @@ class Facts:
     def _learn_limits(self, limits: list[Polynomial]) -> None:
         """Add that each is >= 0, and the bounds that follow for its atoms."""
         self.limits += tuple(p for p in limits if p.terms)
+        self._forget()
         for p in limits:
             for mono, c in p.terms:
                 if len(mono) != 1:
                     continue
-                self._forget()
                 rest = range_of_poly(p - Polynomial.of([(mono, c)]), self.unlimited)
                 if rest.hi is None:
                     continue
                 e = _unwidened(mono[0])
                 bound = between(-(rest.hi // c), math.inf) if c > 0 else between(-math.inf, rest.hi // -c)
-                self._ranges[e] = bound & self._ranges.get(e, ANY)
+                before = self._ranges.get(e, ANY)
+                if (after := bound & before) != before:
+                    self._ranges[e] = after
+                    self._forget()
         self._forget()
 
     def __repr__(self) -> str:

@@ -141,6 +141,9 @@ class Polynomial:
             return self if other == 1 else Polynomial(self.atoms, None, terms, self.const * other)
         if not self.terms or not other.terms:
             return other * self.const if not self.terms else self * other.const
+        if len(self.terms) == len(other.terms) == 1 and not self.const and not other.const:
+            ((left, c),), ((right, d),) = self.terms, other.terms
+            return Polynomial(tuple(dict.fromkeys(left + right)), None, ((ordered(left + right), c * d),))
         p, q, atoms = self._tidy()._both(other._tidy())
         product = p * q
         return Polynomial(atoms, product.ring.from_terms(product.terms()))
@@ -221,7 +224,10 @@ def ordered(factors: Iterable[Expr]) -> Mono:
 
 def is_polynomial(e: Expr) -> bool:
     """Whether the node is ``+ - *`` of positions. Other integers wrap around, so they are excluded."""
-    return isinstance(e, (Add, Sub, Mul, Neg)) and e.dtype.kind == "index"
+    return type(e) in SUMS and e.dtype.kind == "index"
+
+
+SUMS = frozenset((Add, Sub, Mul, Neg))
 
 
 def atom(e: Expr) -> Polynomial:
