@@ -243,21 +243,21 @@ def expand(e: Expr, leaf: Callable[[Expr], Polynomial] = atom) -> Polynomial:
     while stack:
         at, k = stack.pop()
         part: Polynomial | None = None
-        match at:
-            case Const(value) if at.dtype.kind != "float":
-                const += k * int(value)
-            case _ if not is_polynomial(at):
-                part = leaf(at)
-            case Add(a, b):
-                stack += [(b, k), (a, k)]
-            case Sub(a, b):
-                stack += [(b, -k), (a, k)]
-            case Neg(x):
-                stack.append((x, -k))
-            case Mul(a, Const(value)) | Mul(Const(value), a):
-                stack.append((a, k * int(value)))
-            case Mul(a, b):
-                part = expand(a, leaf) * expand(b, leaf)
+        if isinstance(at, Const) and at.dtype.kind != "float":
+            const += k * int(at.value)
+        elif not is_polynomial(at):
+            part = leaf(at)
+        elif isinstance(at, (Add, Sub)):
+            stack += [(at.b, k if isinstance(at, Add) else -k), (at.a, k)]
+        elif isinstance(at, Neg):
+            stack.append((at.x, -k))
+        elif isinstance(at, Mul):
+            if isinstance(at.b, Const):
+                stack.append((at.a, k * int(at.b.value)))
+            elif isinstance(at.a, Const):
+                stack.append((at.b, k * int(at.a.value)))
+            else:
+                part = expand(at.a, leaf) * expand(at.b, leaf)
         if part is not None:
             const += k * part.const
             for mono, c in part.terms:

@@ -68,10 +68,9 @@ def decide(condition: ir.Expr, facts: Facts, steps: int = STEPS) -> Verdict | No
     suffice."""
     from transconv.simplify.fixpoint import tell  # it asks here
 
-    if condition in facts.verdicts:
-        return facts.verdicts[condition]
-    found = _decide(condition, facts, steps)
-    facts.verdicts[condition] = found
+    if (condition, steps) in facts.verdicts:
+        return facts.verdicts[condition, steps]
+    found = facts.verdicts[condition, steps] = _decide(condition, facts, steps)
     if found is not None:
         tell(found.rule, condition, ir.TRUE if found.truth else ir.FALSE, facts)
     return found

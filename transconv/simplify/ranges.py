@@ -27,7 +27,7 @@ def range_of(e: ir.Expr, facts: Facts) -> Range:
         found = _of_tree(e, facts) & facts.stated_range(e)
         if is_polynomial(e):
             found &= range_of_poly(facts.poly(e), facts)
-        elif facts.limits and e.dtype.is_integer:
+        elif facts.limits and e.dtype.is_integer and not isinstance(e, ir.Const):
             found &= _limited(Polynomial.atom(e), facts)
         facts.known_ranges[e] = found
     return found
@@ -90,7 +90,11 @@ def _at_least(own: dict[Mono, int], const: int, facts: Facts) -> float:
             less, more = _low_end(before, k * limit.const, plain), _low_end(after, 0, plain)
             bound = best[0] - less[0] + more[0], best[1] - less[1] + more[1]
             if bound > best:
-                own = {m: n for m, n in (own | {m: own.get(m, 0) - k * d for m, d in limit.terms}).items() if n}
+                own = {
+                    m: n
+                    for m, n in (own | {m: own.get(m, 0) - k * d for m, d in limit.terms}).items()
+                    if n
+                }
                 best = bound
                 break
     return best[1] if best[0] == 0 else -INF
