@@ -1,5 +1,6 @@
 """Worker processes of pools as forks of one process that has imported what they import, which takes longer
-than most of their tasks do. Triton is not there: it reads its variables when it is imported. Some of tests/verify/test_pool.py start them as the pool does, each anew."""
+than most of their tasks do. Triton is not there: it reads its variables when it is imported. Some of
+tests/verify/test_pool.py start them as the pool does, each anew."""
 
 from __future__ import annotations
 

@@ -27,8 +27,9 @@ if "expecttest" not in sys.modules:
 
 @pytest.fixture(scope="session", autouse=True)
 def untimed_guards() -> Iterator[None]:
-    """Dynamo times each set of guards for its logs, and empties the processor's caches before. Of functions
-    that it inlines it knows the last 128 alone. A tracer makes tensors for random numbers that none draws."""
+    """Dynamo times each set of guards for its logs, and empties the processor's caches before. Of the
+    functions that it inlines it knows the last 128. A tracer makes tensors for random numbers that none
+    draws."""
     from torch._decomp.decompositions_for_rng import PhiloxStateTracker
     from torch._dynamo import bytecode_transformation as transformed
     from torch._dynamo import guards
