@@ -90,11 +90,7 @@ def _at_least(own: dict[Mono, int], const: int, facts: Facts) -> float:
             less, more = _low_end(before, k * limit.const, plain), _low_end(after, 0, plain)
             bound = best[0] - less[0] + more[0], best[1] - less[1] + more[1]
             if bound > best:
-                own = {
-                    m: n
-                    for m, n in (own | {m: own.get(m, 0) - k * d for m, d in limit.terms}).items()
-                    if n
-                }
+                own = {m: n for m, n in own.items() if (m, n) not in before} | dict(after)
                 best = bound
                 break
     return best[1] if best[0] == 0 else -INF
