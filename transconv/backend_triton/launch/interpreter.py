@@ -133,7 +133,7 @@ def prepare_interpreter() -> None:
         builtins_of(package)  # before a launch replaces them
 
 
-def rewritten(self: Any, source: str) -> ast.AST:
+def rewritten(self: Any, source: str) -> Any:
     """The tree of a kernel as the interpreter runs it, at the lines of its file."""
     tree = ast.parse("\n" * (self.def_file_lineno - 1) + source)
     return ast.fix_missing_locations(self.ast_transformer.visit(tree))
