@@ -158,16 +158,16 @@ def refuse_beyond(plan: PiecePlan, bound: MemoryBound, aside: int = 0) -> None:
 
 
 def refuse(bound: MemoryBound, needed: int, beside: int, aside: int, doing: str, along: str = "") -> None:
-    """Raise Unsupported where more is ``needed`` than a bound. ``beside``: bytes that are there anyway, and
-    ``aside`` those of them that libraries take; ``doing``: while what happens the most is there."""
+    """Raise Unsupported where more is ``needed`` than a bound. ``beside``: bytes that are there anyway,
+    and ``aside`` those of them that libraries take; ``doing``: while what happens the most is there."""
     if needed <= bound.bytes:
         return
     also = f", {size_text(aside)} what torch's libraries take" * bool(aside)
     raise Unsupported(
         "within:memory",
-        f"memory={bound.told!r} is too small: at least {size_text(needed, up=True)} are needed{along}, of "
-        f"which {size_text(beside - aside)} are weights and other tensors that the caller holds{also}; the "
-        f"most is there while {doing}",
+        f"memory={bound.told!r} is too small: at least {size_text(needed, up=True)} are needed{along}, "
+        f"of which {size_text(beside - aside)} are weights and other tensors that the caller holds{also}; "
+        f"the most is there while {doing}",
     )
 
 

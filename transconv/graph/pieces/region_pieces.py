@@ -1,5 +1,5 @@
-"""A graph within a bound: its regions, each with its kernels as steps, the plan of their pieces, its calls;
-and how much its calls are measured to take."""
+"""A graph within a bound: its regions, each with its kernels as steps, the plan of their pieces, its
+calls; and how much its calls are measured to take."""
 
 from __future__ import annotations
 
@@ -40,15 +40,16 @@ MOST = 1 << 50  # bytes that a record may say
 
 @dataclass(slots=True, eq=False)
 class BoundedGraph:
-    """A graph that runs within a bound. ``rates``: the chip that decides where there is none; ``backward``:
-    it computes gradients, while what the forward graph returned is there; ``record``: the name of what is
-    kept of it on disk; ``regions``: its own, in their order; ``workspace``: bytes that a library of torch's
-    takes once. ``looks``: calls that are still measured; ``beyond``: those that exceeded the bound;
+    """A graph that runs within a bound. ``rates``: the chip that decides where there is none;
+    ``backward``: it computes gradients, while what the forward graph returned is there; ``record``: the
+    name of what is kept of it on disk; ``regions``: its own, in their order; ``workspace``: bytes that a
+    library of torch's takes once. ``looks``: calls that are still measured; ``beyond``: those that
+    exceeded the bound; ``stays``: bytes that its calls took and that are no results, such as a workspace;
     ``most``, ``worst``: of the call that is measured, the most bytes so far, and the region that ran then.
 
-    The first call may take more than later ones: results of new kernels are looked at, and torch compiles.
-    So where it exceeds the bound, the next one decides: what that takes beyond what is counted is kept free
-    from then on, by later processes as well."""
+    The first call may take more than later ones: results of new kernels are looked at, and torch
+    compiles. So where it exceeds the bound, the next one decides: what that takes beyond what is counted
+    is kept free from then on, by later processes as well."""
 
     bound: MemoryBound
     device: torch.device
@@ -60,32 +61,45 @@ class BoundedGraph:
     workspace: int = 0
     looks: int = LOOKS
     beyond: int = 0
+    stays: int = 0
     most: int = 0
     worst: RegionPieces | LeftRegion | None = None
 
     @classmethod
-    def of(cls, gm: torch.fx.GraphModule, *given: Any) -> BoundedGraph:
-        """Of a graph of numbers as sizes, whose fields but for the record are ``given``."""
-        bound, told = given[0], (__version__, torch.__version__, str(given[2]))
+    def of(
+        cls,
+        gm: torch.fx.GraphModule,
+        bound: MemoryBound,
+        device: torch.device,
+        target: Target,
+        rates: Target,
+        backward: bool,
+    ) -> BoundedGraph:
+        """Of a graph whose sizes are numbers."""
+        told = __version__, torch.__version__, str(target)
         nodes = [(n.op, str(n.target), str(n.args), str(n.meta.get("val"))) for n in gm.graph.nodes]
         key = repr((*told, bound.bytes, bound.over, bound.host, nodes))
-        return cls(*given, hashlib.blake2b(key.encode(), digest_size=16).hexdigest())
+        record = hashlib.blake2b(key.encode(), digest_size=16).hexdigest()
+        return cls(bound, device, target, rates, backward, record)
 
     def enter(self, launches: RegionLaunches) -> RegionPieces:
         """What runs a region of ours."""
-        return self._entered(RegionPieces(launches, self))
+        made = RegionPieces(launches, self)
+        self._enter(made)
+        return made
 
     def enter_left(self, region: Region) -> LeftRegion:
         """What counts a region of torch's."""
         self.workspace = max(self.workspace, library_bytes(region.nodes, self.target))
-        return self._entered(LeftRegion(region, self))
+        made = LeftRegion(region, self)
+        self._enter(made)
+        return made
 
-    def _entered(self, made: Any) -> Any:
+    def _enter(self, made: RegionPieces | LeftRegion) -> None:
         said = (DRAWER.get(self.record) or {}).get(made.name)
         if type(said) is int and 0 <= said <= MOST:
             made.aside = said
         self.regions.append(made)
-        return made
 
     def returned(self) -> dict[int, int]:
         """Bytes by address of what the forward graph returned, while gradients are computed."""
@@ -94,13 +108,14 @@ class BoundedGraph:
         return {s.data_ptr(): s.nbytes() for s in there}
 
     def begin(self, given: Iterable[Any]) -> tuple[int, int] | None:
-        """Before a call of what is ``given``: the bytes of others that are there, and the most that torch
-        counted before. None for a call that is not measured."""
+        """Before a call of what is ``given``: the bytes that are there, and those of them that are
+        others'. None for a call that is not measured."""
         found = None if not self.looks or is_capturing(self.device) else counters(self.device)
         if found is None:
             return None
-        self.worst, self.most = None, found[1]
-        return found[0] - sum((storage_bytes(given) | self.returned()).values()), found[1]
+        now, self.most = found
+        self.worst = None
+        return now, now - sum((storage_bytes(given) | self.returned()).values()) - self.stays
 
     def note(self, region: RegionPieces | LeftRegion) -> None:
         """Behind a region of a call that may be measured."""
@@ -108,9 +123,13 @@ class BoundedGraph:
         if found is not None and found[1] > self.most:
             self.most, self.worst = found[1], region
 
-    def end(self, began: tuple[int, int]) -> None:
+    def end(self, began: tuple[int, int], made: Iterable[Any]) -> None:
         """Behind a call. Where torch counted as many bytes before, this one may have taken fewer."""
-        taken, region = self.most - began[0], self.worst
+        now, others = began
+        found = counters(self.device)
+        assert found is not None
+        self.stays += max(0, found[0] - now - sum(storage_bytes(made).values()))
+        taken, region = self.most - others, self.worst
         self.looks = self.looks - 1 if taken > self.bound.bytes else 0
         if taken > self.bound.bytes and region is not None:
             self.beyond += 1
@@ -130,7 +149,8 @@ class BoundedGraph:
 
 
 def counters(device: torch.device) -> tuple[int, int] | None:
-    """The bytes that torch has allocated on a device now, and the most so far; None where it counts none."""
+    """The bytes that torch has allocated on a device now, and the most so far; None where it counts
+    none."""
     if device.type != "cuda":
         return None
     try:
@@ -267,7 +287,8 @@ class RegionPieces:
                 break
             if not tried and len(over) == 1 and best[0][0]:
                 first = best[1].over
-                tried = [first + a for a in replace(self.graph.bound, over="").lengths(shapes) if a != first]
+                every = replace(self.graph.bound, over="").lengths(shapes)
+                tried = [first + a for a in every if a != first]
         _, found, self.given, self.results, self.compiled = best
         refuse_beyond(found, self.graph.bound, self.graph.workspace + self.aside)
         self.graph.bound.plans[id(self)] = found

@@ -88,11 +88,14 @@ class StepMemory:
     across: StepMemory | None = None
     link_us: float = 0.0
     counted: dict[TensorPart, int] = field(default_factory=dict)  # what ``part_bytes`` found
+    whole: dict[int, int] = field(default_factory=dict)  # what ``bytes`` found, by the digit
 
     @property
     def bytes(self) -> int:
         """Of all of it."""
-        return self.part_bytes(self.all)
+        if (known := self.whole.get(self.digit)) is None:
+            known = self.whole[self.digit] = self.part_bytes(self.all)
+        return known
 
     @property
     def all(self) -> TensorPart:
@@ -118,6 +121,9 @@ class StepMemory:
 
     def at(self, behind: int, part: TensorPart) -> int:
         """An address in a part, of one in the whole."""
+        if self.across is None or part.across is None:
+            outer, inner = divmod(behind, self.digit) if self.digit else (0, behind)
+            return outer * part.along.size + inner
         return _address(behind, self.cuts(part))
 
 
@@ -194,6 +200,7 @@ class Step:
     room: int = 0
     lies: dict[str, Lies] = field(default_factory=dict)  # what ``lie`` found
     found: dict[Any, AxisSpan] = field(default_factory=dict)  # what was asked before
+    along_slots: dict[Any, list[tuple[Expr, AxisSpan]]] = field(default_factory=dict)  # of ``coords``
     across: Step | None = None
 
     @cached_property
@@ -282,12 +289,16 @@ class Step:
             self.found[key] = known
         return known
 
-    def coords(self, name: str, part: Part, stored: bool) -> Iterator[tuple[Expr, AxisSpan]]:
+    def coords(self, name: str, part: Part, stored: bool) -> list[tuple[Expr, AxisSpan]]:
         """The coordinates of a part along the slot of a tensor, and the span of all that there is."""
-        for view in self.views(name, part, stored):
-            slot = self.operands[name].slot(view.tensor)
-            assert slot is not None
-            yield view.dims[slot].coord, AxisSpan(0, view.tensor.shape[slot])
+        key = name, part, stored
+        if (known := self.along_slots.get(key)) is None:
+            known = self.along_slots[key] = []
+            for view in self.views(name, part, stored):
+                slot = self.operands[name].slot(view.tensor)
+                assert slot is not None
+                known.append((view.dims[slot].coord, AxisSpan(0, view.tensor.shape[slot])))
+        return known
 
     def enter(self) -> None:
         """Note in tensors that it stores them, and how far apart its positions are along their digit."""
@@ -518,7 +529,7 @@ def left_of(
 def crossed(steps: Sequence[Step], images: Sequence[StepMemory], over: str, target: Target) -> None:
     """Note in steps and tensors how pieces of a first axis are cut along a second one, too."""
     for m in dict.fromkeys((*images, *(o.memory for s in steps for o in s.operands.values()))):
-        m.across = replace(m, digit=0, unit=1, makers=[], counted={})
+        m.across = replace(m, digit=0, unit=1, makers=[], counted={}, whole={})
     for m in images:
         assert m.across is not None
         mark(m.across, over)

@@ -122,7 +122,7 @@ class Parts:
         began = None if self.within is None else self.within.begin((*given, *self.held.values()))
         made = self.run(sizes, given, numbers)
         if began is not None:
-            self.within.end(began)
+            self.within.end(began, made)
         return made
 
     def run(
@@ -146,12 +146,13 @@ class Parts:
             for name in part.done:
                 values.pop(name, None)  # the list alone has it
             if self.within is None:
-                found = part(sizes, tensors)
-            else:
-                there = self.around | storage_bytes(values.values())
-                passed = [n in part.done and n not in self.given for n in part.inputs]
-                found = part.bounded(sizes, tensors, there, passed)
+                values.update(zip(part.outputs, part(sizes, tensors), strict=True))
+                continue
+            there = self.around | storage_bytes(values.values())
+            passed = [n in part.done and n not in self.given for n in part.inputs]
+            found = part.bounded(sizes, tensors, there, passed)
             values.update(zip(part.outputs, found, strict=True))
+            del found  # while the next one runs it would hold what that needs no more
         return [values[r] if isinstance(r, str) else r for r in self.results]
 
     def compared(
@@ -273,11 +274,7 @@ class RunnableRegion:
             self.why = [str(refused)]
 
     def bounded(
-        self,
-        sizes: Mapping[str, int],
-        given: list[Any],
-        there: dict[int, int],
-        passed: Sequence[bool],
+        self, sizes: Mapping[str, int], given: list[Any], there: dict[int, int], passed: Sequence[bool]
     ) -> Sequence[Any]:
         """A call within a bound. ``there``: what is not handed to it, bytes by address; ``passed``: which
         of what is ``given`` nobody else holds. Raises Unsupported where it would exceed the bound."""
