@@ -325,7 +325,7 @@ def acts(
                 if m not in own and m in going and final[m] == i:
                     alive.discard(m)
                     yield i - 1, MemoryAct("drop", m)
-                elif acted := link.leaves(m, i - 1):
+                elif m in plan.waits and (acted := link.leaves(m, i - 1)):
                     yield from ((i - 1, act) for act in acted)
                 elif m in own and m not in p.over:
                     if i < len(pieces) and (tail := pieces[i].taken(m)).size:

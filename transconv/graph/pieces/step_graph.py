@@ -87,15 +87,14 @@ class StepMemory:
     makers: list[Step] = field(default_factory=list)
     across: StepMemory | None = None
     link_us: float = 0.0
-    counted: dict[TensorPart, int] = field(default_factory=dict)  # what ``part_bytes`` found
-    whole: dict[int, int] = field(default_factory=dict)  # what ``bytes`` found, by the digit
+    counted: dict[TensorPart | int, int] = field(default_factory=dict)  # of parts, and by the digit of all
 
     @property
     def bytes(self) -> int:
         """Of all of it."""
-        if (known := self.whole.get(self.digit)) is None:
-            known = self.whole[self.digit] = self.part_bytes(self.all)
-        return known
+        if self.digit not in self.counted:
+            self.counted[self.digit] = self.part_bytes(self.all)
+        return self.counted[self.digit]
 
     @property
     def all(self) -> TensorPart:
@@ -163,7 +162,7 @@ class TileParts:
     parts: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Part:
     """A computation of a step, its schedule, and the axis along which it may be cut; empty: none."""
 
@@ -171,7 +170,7 @@ class Part:
     schedule: Schedule
     axis: str = ""
 
-    @property
+    @cached_property
     def sizes(self) -> AxisSizes:
         return tuple((x.name, x.size) for x in self.compute.axes)
 
@@ -200,7 +199,7 @@ class Step:
     room: int = 0
     lies: dict[str, Lies] = field(default_factory=dict)  # what ``lie`` found
     found: dict[Any, AxisSpan] = field(default_factory=dict)  # what was asked before
-    along_slots: dict[Any, list[tuple[Expr, AxisSpan]]] = field(default_factory=dict)  # of ``coords``
+    slots: dict[Any, list[tuple[Expr, AxisSpan]]] = field(default_factory=dict)  # what ``coords`` found
     across: Step | None = None
 
     @cached_property
@@ -292,8 +291,8 @@ class Step:
     def coords(self, name: str, part: Part, stored: bool) -> list[tuple[Expr, AxisSpan]]:
         """The coordinates of a part along the slot of a tensor, and the span of all that there is."""
         key = name, part, stored
-        if (known := self.along_slots.get(key)) is None:
-            known = self.along_slots[key] = []
+        if (known := self.slots.get(key)) is None:
+            known = self.slots[key] = []
             for view in self.views(name, part, stored):
                 slot = self.operands[name].slot(view.tensor)
                 assert slot is not None
@@ -529,7 +528,7 @@ def left_of(
 def crossed(steps: Sequence[Step], images: Sequence[StepMemory], over: str, target: Target) -> None:
     """Note in steps and tensors how pieces of a first axis are cut along a second one, too."""
     for m in dict.fromkeys((*images, *(o.memory for s in steps for o in s.operands.values()))):
-        m.across = replace(m, digit=0, unit=1, makers=[], counted={}, whole={})
+        m.across = replace(m, digit=0, unit=1, makers=[], counted={})
     for m in images:
         assert m.across is not None
         mark(m.across, over)

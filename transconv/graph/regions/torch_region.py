@@ -172,7 +172,7 @@ def sums_bytes(nodes: Iterable[fx.Node], target: Target) -> int:
     found = 0
     for node in nodes:
         if target.backend == "cuda" and _packet(node) is aten_ops._scaled_dot_product_efficient_attention:
-            q, k, v = (x.meta["val"] for x in node.args[:3])  # type: ignore[union-attr]
+            q, k, v = (x.meta["val"] for x in node.args[:3] if isinstance(x, fx.Node))
             if q.itemsize == 2 and max(k.shape[-1], v.shape[-1]) > WIDE:
                 found = max(found, 4 * q.shape[0] * q.shape[1] * q.shape[2] * v.shape[-1])
     return found
