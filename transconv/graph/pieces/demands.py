@@ -83,6 +83,7 @@ class Demand:
     regions: dict[StepMemory, AxisSpan] = field(default_factory=dict)
     reads: dict[StepMemory, AxisSpan] = field(default_factory=dict)
     column: Demand | None = None
+    took: float | None = field(default=None, init=False)  # what ``us`` found
 
     @property
     def order(self) -> list[Step]:
@@ -93,7 +94,9 @@ class Demand:
     @property
     def us(self) -> float:
         """Microseconds of the steps, by the share that runs of each."""
-        return sum(step.us * self.share(step) + LAUNCH_US for step in self.order)
+        if self.took is None:
+            self.took = sum(step.us * self.share(step) + LAUNCH_US for step in self.order)
+        return self.took
 
     def share(self, step: Step) -> float:
         """The share that runs of a step."""

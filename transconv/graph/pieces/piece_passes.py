@@ -45,8 +45,9 @@ class KnownPasses:
     """``demands``: of pieces of passes, the tensors that each sees, which of them were kept, and what it
     takes; ``middles``: what passes take beyond what is there before them, but for the edges of pieces,
     and a piece in the middle, by what decides it; ``exact``: the same, exactly; ``cuts``: in how many
-    pieces passes run, by all that decides it."""
+    pieces passes run, by all that decides it; ``handed``: the tensors that are results."""
 
+    handed: Sequence[StepMemory]
     demands: dict[tuple[PassResults, int, int], list[tuple[set[StepMemory], set[StepMemory], Demand]]] = (
         field(default_factory=dict)
     )
@@ -56,7 +57,7 @@ class KnownPasses:
 
     def anew(self) -> KnownPasses:
         """The same for another bound."""
-        return KnownPasses(self.demands, self.middles, self.exact)
+        return KnownPasses(self.handed, self.demands, self.middles, self.exact)
 
 
 class PassStart(NamedTuple):
@@ -103,8 +104,10 @@ class PiecePass:
         """What a piece takes without the one before; one that is ``known`` for the same tensors kept, of
         those that it sees."""
         found = known.demands.setdefault((self.wanted, number, self.pieces), [])
-        for seen, own, made in found:
+        for place in range(len(found) - 1, -1, -1):  # what was used last is used again soon
+            seen, own, made = found[place]
             if kept & seen == own:
+                found.append(found.pop(place))
                 return made
         made = demand(kept, *self.wanted.piece(number, self.pieces))
         seen = {*made.regions, *made.reads}

@@ -72,9 +72,9 @@ def planned(steps: Sequence[Step], beside: int, bound: int, host: int = 0) -> Pi
     the steps do; ``host``: those of pinned host memory in which tensors may wait."""
     whole = undivided(steps)
     plan = PiecePlan(whole, set(), [PiecePass(0, whole, NO_RESULTS)], {}, beside)
-    plan.last = _last(plan)
+    known = KnownPasses([m for m in memories(steps) if m.handed])
+    plan.last = _last(plan, known)
     _enter_starts(plan, _born(plan))
-    known = KnownPasses()
     if settled(plan, known).peak <= bound:
         return plan
     must = _must(steps)
@@ -116,8 +116,9 @@ def _within(
             if plan.peak <= bound or goal <= 0:
                 break
             goal -= plan.peak - bound
-            plan = laid_out(steps, plan.kept, beside, goal, known.anew(), plan.waits)
-            found.append(settled(plan, known))
+            finer = laid_out(steps, plan.kept, beside, goal, known.anew(), plan.waits)
+            assert finer is not None
+            found.append(plan := settled(finer, known))
         if plan.peak <= bound:
             return plan
         known.cuts = {k: cut for k, cut in known.cuts.items() if cut[3] > bound}  # the least of each
@@ -141,13 +142,17 @@ def _searched(
     """The best plan found by changes of what is kept, and what waits in host memory, with what a piece in
     the middle takes."""
     must, best = _must(steps), laid_out(steps, first, beside, bound, known)
+    assert best is not None
     for _ in range(TRIED):
         found: tuple[tuple[float, ...], PiecePlan] | None = None
-        others = _others(best, must) if best.exceeds(bound)[0] else _exchanged(best, must)
-        for kept, waits in others:
+        far = best.exceeds(bound)[0] > 0
+        for kept, waits in _others(best, must) if far else _exchanged(best, must):
             if waits and not host:
                 continue
-            plan = laid_out(steps, kept, beside, bound, known, waits)
+            below = inf if far else found[1].us if found is not None else GAIN * best.us
+            plan = laid_out(steps, kept, beside, bound, known, waits, below)
+            if plan is None:
+                continue
             key = _gain(plan, best, bound, host > 0 and bound > 0)
             if key and sum(plan.buffers) <= host and (found is None or key < found[0]):
                 found = key, plan
@@ -170,6 +175,7 @@ def _gain(plan: PiecePlan, best: PiecePlan, bound: int, priced: bool) -> tuple[f
 
 
 MOST, IN_GRID = 256, 512  # pieces at most of a pass, along one axis and of two: each is planned alone
+EDGES = 0.98  # of the time of a pass in one piece: several take more, but a middle one may have less
 EXACT = 4  # times at most that a plan is cut finer
 EXCHANGED = 6  # tensors at most for which others are given up
 
@@ -229,9 +235,11 @@ def laid_out(
     bound: int,
     known: KnownPasses,
     waits: Collection[StepMemory] = (),
-) -> PiecePlan:
+    below: float = inf,
+) -> PiecePlan | None:
     """The passes in which some tensors are kept, and some of these wait in host memory, each with the
-    fewest pieces that stay within a bound, or more where these hide copies."""
+    fewest pieces that stay within a bound, or more where these hide copies. None, as soon as it is known,
+    for a plan that exceeds the bound or does not take less than ``below``, where that is asked for."""
     level = levels(steps, kept)
     top = max(level.values(), default=0)
     own: list[list[Step]] = [[] for _ in range(top + 1)]
@@ -247,14 +255,22 @@ def laid_out(
     for p in passes:
         if p.wanted.memories or p.wanted.steps:
             p.sample = p.demand(0, kept, known)
-    plan.last = _last(plan)
+        if below < inf:
+            p.timed(())
+    if below < inf and EDGES * plan.us >= below:
+        return None
+    plan.last = _last(plan, known)
     born = _born(plan)
     _enter_buffers(plan, [m for m in born if m in waits], born)
     whole = {m for p in passes for m in p.wanted.memories}
     _enter_starts(plan, born)
+    if below < inf and any(p.start is not None and p.start.there > bound for p in passes):
+        return None
     for p in passes:
         over = _over(p, plan, born, whole) if p.sample is not None else {}
         _cut(p, plan, over, bound, known)
+        if below < inf and p.peak > bound:
+            return None
     return plan
 
 
@@ -273,7 +289,7 @@ def _enter_buffers(plan: PiecePlan, waits: Sequence[StepMemory], born: Mapping[S
         plan.buffers[place] = max(plan.buffers[place], size)
 
 
-def _last(plan: PiecePlan) -> dict[StepMemory, int]:
+def _last(plan: PiecePlan, known: KnownPasses) -> dict[StepMemory, int]:
     """The level behind which nothing reads a tensor."""
     found: dict[StepMemory, int] = {}
     for p in plan.passes:
@@ -283,7 +299,7 @@ def _last(plan: PiecePlan) -> dict[StepMemory, int]:
         seen += [*p.sample.reads] if p.sample is not None else []
         found |= dict.fromkeys(seen, p.level)
     end = len(plan.passes)
-    return found | {m: end for m in memories(plan.steps) if m.handed}
+    return found | dict.fromkeys(known.handed, end)
 
 
 def _enter_starts(plan: PiecePlan, born: Mapping[StepMemory, int]) -> None:
