@@ -208,7 +208,7 @@ def _read(at: ast.expr, scope: ComputeScope) -> ir.Expr:
         case ast.Constant(value=bool() as value):
             return ir.TRUE if value else ir.FALSE
         case ast.Constant(value=int() | float() as value):
-            return ir.Const(value, scope.type) if isinstance(value, float) else ir.Const(value)
+            return _float(ir.Const(value), scope) if isinstance(value, float) else ir.Const(value)
         case ast.Name(id="inf"):
             return ir.Const(float("inf"), scope.type)
         case ast.Name(id=name):
@@ -308,8 +308,9 @@ def _whole(e: ir.Expr, dtype: ir.DType) -> ir.Expr:
 
 
 def _float(e: ir.Expr, scope: ComputeScope) -> ir.Expr:
+    """A number as a float; one beyond the type of arithmetic is infinite there."""
     if isinstance(e, ir.Const) and not isinstance(e.value, bool):
-        return ir.Const(float(e.value), scope.type)
+        return ir.Const(ir.held_constant(float(e.value), scope.type), scope.type)
     return e if e.dtype.kind == "float" else ir.Cast(e, scope.type)
 
 

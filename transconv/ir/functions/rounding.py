@@ -36,9 +36,9 @@ def wrapped(value: int, to: DType) -> int:
 
 
 def held_constant(value: float, by: DType) -> float:
-    """The number that a type of less than 32 bits has for a number of Python; of wider floats the number
+    """The number that a type has for a number of Python; of normal floats of 32 bits and more the number
     itself, which they do not round before it is used."""
-    if by.kind == "float" and by.bits < 32:
+    if by.kind == "float" and (by.bits < 32 or not 2.0**-126 <= abs(value) <= MOST[by.numpy]):
         return _held(value, by)
     return value if isinstance(value, float) else wrapped(int(value), by)
 
