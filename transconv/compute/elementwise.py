@@ -14,7 +14,7 @@ import functools
 import importlib
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
-from math import inf, isinf, isnan, log, nan, pi
+from math import inf, isfinite, isnan, log, pi
 from typing import Any, cast
 
 import numpy as np
@@ -299,35 +299,29 @@ MOST_MULTIPLIED = 8  # the largest power that is computed by multiplications
 
 
 def _exponent(exponent: float | Expr, x: Expr) -> float:
-    """The exponent as the type of x has it; where that is 64 bits wide, itself."""
-    found = exponent.value if isinstance(exponent, Const) else exponent
-    assert not isinstance(found, Expr)
-    return float(found) if x.dtype is f64 else float(ir.convert(np.asarray(float(found)), x.dtype).item())
+    """The exponent as the type of x has it."""
+    given = np.asarray(float(cast(Const, _number(exponent, x)).value))
+    return float(ir.convert(given, x.dtype).item())
 
 
 def _power(x: Expr, exponent: float | Expr = 2.0) -> Expr:
-    """x**exponent, IEEE 754's: multiplications for small whole exponents and halves, else by a logarithm.
-    Of -inf there are powers that are not whole, which neither a root nor a logarithm has. That of a half
-    is the root, as in torch: NaN of -inf, -0 of -0."""
+    """x**exponent of IEEE 754: multiplications for small whole exponents and halves, else by a logarithm.
+    Broken powers of -inf are no NaN, as roots and logarithms are. For a half it is the root, as in torch."""
     e = _exponent(exponent, x)
-    if isnan(e):
-        return select(eq(x, _const(1.0, x)), _const(1.0, x), _const(nan, x))
     if e == 0.5:
         return _call("sqrt", x)
-    size, whole = _call("abs", x), abs(e) % 1 == 0
-    if isinf(e):
-        return select(eq(size, _const(1.0, x)), _const(1.0, x), _by_logarithm(size, e))
+    size, whole, one = _call("abs", x), abs(e) % 1 == 0, _const(1.0, x)
+    if not isfinite(e):
+        return select(eq(x if isnan(e) else size, one), one, _by_logarithm(size, e))
     if not whole and (abs(e) % 1 != 0.5 or abs(e) > MOST_MULTIPLIED + 1):
         return select(eq(x, _const(-inf, x)), _const(inf if e > 0 else 0.0, x), _by_logarithm(x, e))
     if e < 0:
-        return _const(1.0, x) / _power(x, -e)
+        return one / _power(x, -e)
     if whole and e > MOST_MULTIPLIED:  # the other factor has the sign
         return x * _by_logarithm(size, e - 1) if e % 2 else _by_logarithm(size, e)
     even = int(e) % 2 == 0
     factors = [x] * int(e) if whole else [_call("sqrt", x), *[x] * (int(e) - even), *[size] * even]
-    product = factors[0] if factors else _const(1.0, x)
-    for factor in factors[1:]:
-        product = product * factor
+    product = functools.reduce(lambda a, b: a * b, factors or [one])
     return product if whole else select(eq(x, _const(-inf, x)), _const(inf, x), product)
 
 

@@ -327,8 +327,8 @@ def common_type(*values: Any) -> torch.dtype:
 
 
 def converted(value: Any, dtype: torch.dtype) -> Any:
-    """A number as torch converts it to the type of the tensor beside it: rounded to 16 bits. Raises NotOurs
-    for one beyond the type, of which machines make others."""
+    """A number as torch converts it to the type of the tensor beside it. Raises NotOurs for one beyond the
+    type, of which machines make others."""
     if isinstance(value, (SymbolicSize, Fraction)):
         return value
     number(value)
