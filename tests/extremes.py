@@ -1,8 +1,8 @@
-"""Element-wise operations at extreme values: every row of the tables of operations, at every pair of special
-values of a type, beside torch, in texts (``of_texts``), in compiled graphs (``of_graphs``) and behind a
-convolution (``of_epilogues``). Each gives the list of what differs; none is expected.
-
-What differs by intent has a line in ``MEANT``: docs/computations.md says so.
+"""Element-wise operations at extreme values: every row of the tables of operations, at every pair of
+special values of a type, beside torch: in texts (``of_texts``), compiled graphs (``of_graphs``) and behind
+a convolution (``of_epilogues``), and those of kernels in Python beside NumPy (``of_kernels``). Each gives
+the list of what differs; none is expected. What differs by intent has a row in ``MEANT`` and is said in
+docs/computations.md.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ import itertools
 import warnings
 from collections.abc import Iterator, Sequence
 from math import inf, nan
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import fx
 
@@ -24,6 +26,9 @@ from transconv.compute.expressions import BINARY, COMPARE
 from transconv.graph import backend
 from transconv.graph.lowerings.table import ROWS
 from transconv.ir import DTYPES
+from transconv.kernel import Group
+from transconv.kernel.functions import FUNCTIONS
+from transconv.kernel.trials.trial import loaded
 
 Tensor = torch.Tensor
 TYPES = {f"torch.{t.torch}": t for t in DTYPES.values() if t.torch and t.within is None}
@@ -36,8 +41,10 @@ WHOLE = (
     *(0, 1, 2, 3, 5, 7, 127, 128, 255, 256, 46341, 31, 32, 63, 64),
     *(2**24 + 1, 2**31 - 1, 2**31, 2**53 + 1, 2**63 - 1, 2**63),
 )
-NUMBERS = (0.0, -0.0, 1.0, 2.0, 3.0, -1.0, -3.0, 0.5, -0.5, 2.5, -1.5, 1.5, 0.1, 2.7, -1 / 3, 9.0, -9.0, 8.5)
-NUMBERS = (*NUMBERS, 10.0, 101.0, 1e-8, 300.0, 16777216.0, 1e300, -1e300, inf, -inf, nan, 2, -3, 0, 2**31)
+NUMBERS = (
+    *(0.0, -0.0, 1.0, 2.0, 3.0, -1.0, -3.0, 0.5, -0.5, 2.5, -1.5, 1.5, 0.1, 2.7, -1 / 3, 9.0, -9.0, 8.5),
+    *(10.0, 101.0, 1e-8, 300.0, 16777216.0, 1e300, -1e300, inf, -inf, nan, 2, -3, 0, 2**31),
+)
 NEAR = {torch.float64: 1e-11, torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 
 UNSIGNED_ZEROS = {  # of which torch's own kernels, and chips, make either zero
@@ -119,7 +126,8 @@ def _subnormal(got: Tensor, want: Tensor, x: Tensor, *_: Tensor) -> Tensor:
 def _largest(got: Tensor, want: Tensor, *_: Tensor) -> Tensor:
     """Digits of a large logarithm times the exponent are digits of the power."""
     most = torch.finfo(want.dtype).max
-    return (got.isinf() | want.isinf()) & (got.double().clamp(-most, most) / want.double().clamp(-most, most) > 0.999)
+    a, b = (x.double().clamp(-most, most) for x in (got, want))
+    return (got.isinf() | want.isinf()) & (a / b > 0.999)
 
 
 MEANT = {
@@ -127,9 +135,17 @@ MEANT = {
     "gelu": [("torch loses the digits of the tail", _tail)],
     "gelu_tanh": [("torch loses the digits of the tail", _tail)],
     "ndtr": [("torch loses the digits of the tail", _tail)],
-    "pow": [("torch's own on a CPU has +inf in 16 bits, NaN in 32 and 64", _root), ("digits", _largest)],
-    "erf": [("torch's own in bf16 on a CPU is 0", _small)],
-    **{n: [("flushed", _subnormal)] for n in ("log", "log2", "sqrt", "rsqrt", "exp", "exp2", "floor", "ceil")},
+    "pow": [
+        ("torch has no root in 16 bits on a CPU", _root),
+        ("digits of a logarithm", _largest),
+        ("chips", _subnormal),
+    ],
+    "power": [("digits of a logarithm", _largest), ("chips", _subnormal)],
+    "erf": [("torch's in bf16 on a CPU is 0", _small), ("chips", _subnormal)],
+    **{
+        name: [("chips take what is below the smallest normal number as 0", _subnormal)]
+        for name in ("log", "log2", "sqrt", "rsqrt", "exp", "exp2", "expm1", "sin", "cos", "floor", "ceil")
+    },
 }
 
 
@@ -168,9 +184,10 @@ def _rows(arity: int, dtype: torch.dtype) -> Iterator[tuple[str, str, Any]]:
     for op in OPS.values():
         for numbers in forms(op) if op.arity == arity else ():
             if _is_said(op, numbers, dtype):
-                yield op.name, f"{op.name}({', '.join([*args, *map(repr, numbers)])})", op.function(*numbers)
+                said = f"{op.name}({', '.join([*args, *map(repr, numbers)])})"
+                yield op.name, said, op.function(*numbers)
     for said, function in _operators() if arity == 2 else ():
-        if not dtype.is_floating_point or not said[2] in "%/" or said[2:4] == "/ ":  # those are refused
+        if not dtype.is_floating_point or ("//" not in said and "%" not in said):  # those are refused
             yield said, said, function
 
 
@@ -197,7 +214,11 @@ def of_texts(dtype: torch.dtype, device: str) -> list[str]:
             wanted[f"R{i}"] = (op, said, want)
         results = {r: torch.empty_like(want) for r, (_, _, want) in wanted.items()}
         inputs = dict(zip("XY", (x.to(dtype) for x in given), strict=False))
-        transconv.compile(parse(" ;; ".join(["compute extremes", *lines]))).launch(**inputs, **results)
+        text, target = (
+            " ;; ".join(["compute extremes", *lines]),
+            "interpreter" if device == "cpu" else None,
+        )
+        transconv.compile(parse(text), target).launch(**inputs, **results)
         for r, (op, said, want) in wanted.items():
             found += wrong(op, results[r], want, given, NEAR.get(want.dtype, 0.0), f"{name} {said}")
     return found
@@ -303,4 +324,59 @@ def of_epilogues(device: str, numbers: Sequence[float] = (2.5, -0.5)) -> list[st
             got = transconv.fused_conv2d(x, one, epilogue=epilogue, operands=rest)
             said = f"epilogue {op.name} {given_numbers}"
             found += wrong(op.name, got.flatten(), want.flatten(), given, NEAR[torch.float32], said)
+    return found
+
+
+# -- kernels in Python -----------------------------------------------------------------------------
+
+SOURCE = """
+import numpy as np
+from transconv.kernel import kernel
+
+@kernel
+def drawn(group, X, Y, {results}):
+    i, = group.work_offset()
+    x, y = (group.load(A[i:], shape=group.shape) for A in (X, Y))
+"""
+# Zeros of quotients are +0 where NumPy's may be -0, and so is the sign of -0 of np.sign.
+UNSIGNED = {"floor_divide", "remainder", "sign", "maximum", "minimum", *UNSIGNED_ZEROS}
+
+
+def _in_numpy(row: Any, x: Any, y: Any) -> Any:
+    """NumPy's result, of floats in the type that kernels compute in; None where NumPy refuses."""
+    work = x if x.dtype.kind == "f" or row.types != "float" else x.astype(np.float32)
+    given = {1: (work,), 2: (work, y.astype(work.dtype)), 3: (x > y, x, y)}[row.arity]
+    try:
+        return row.numpy(*given)
+    except (TypeError, ValueError):
+        return None
+
+
+def of_kernels(dtype: Any, device: str, folder: Path) -> list[str]:
+    """Every row of the functions of kernels, of floats or integers of NumPy."""
+    x, y = (t.cpu().numpy() for t in operands([getattr(torch, np.dtype(dtype).name)] * 2, "cpu"))
+    if x.dtype.kind == "f":  # of divisors below the normal numbers there are quotients beyond all digits
+        kept = (y == 0) | ~(np.abs(y) < np.finfo(x.dtype).smallest_normal)
+        x, y = x[kept], y[kept]
+    rows, lines = {}, []
+    with np.errstate(all="ignore"):
+        for row in FUNCTIONS.values():
+            if not hasattr(np, row.name) or (row.name == "power" and x.dtype.kind != "f"):  # refused
+                continue
+            if (want := _in_numpy(row, x, y)) is not None:
+                args = {1: "x", 2: "x, y", 3: "x > y, x, y"}[row.arity]
+                lines.append(f"    group.store(R{len(rows)}[i:], np.{row.name}({args}))")
+                rows[f"R{len(rows)}"] = row, want
+        source = SOURCE.format(results=", ".join(rows)) + "\n".join(lines) + "\n"
+        results = [torch.from_numpy(np.zeros_like(want)).to(device) for _, want in rows.values()]
+        given = [torch.from_numpy(a).to(device) for a in (x, y)]
+        loaded(source, folder)(Group(len(x), 256), *given, *results)
+    found: list[str] = []
+    for (row, want), got in zip(rows.values(), results, strict=True):
+        name = "relu" if row.name in UNSIGNED else row.name
+        wide = torch.from_numpy(want)
+        near = NEAR.get(wide.dtype, 0.0)
+        found += wrong(
+            name, got.cpu(), wide, [torch.from_numpy(a) for a in (x, y)], near, f"np.{row.name}"
+        )
     return found

@@ -306,7 +306,7 @@ def _exponent(exponent: float | Expr, x: Expr) -> float:
 
 def _power(x: Expr, exponent: float | Expr = 2.0) -> Expr:
     """x**exponent of IEEE 754: multiplications for small whole exponents and halves, else by a logarithm.
-    Broken powers of -inf are no NaN, as roots and logarithms are. For a half it is the root, as in torch."""
+    Of -inf these would be NaN, which broken powers are not. For a half it is the root, as in torch."""
     e = _exponent(exponent, x)
     if e == 0.5:
         return _call("sqrt", x)

@@ -256,7 +256,7 @@ def _in_two_parts(x: Array, y: Array, z: Array) -> Array:
         left = (product - (total - back)) + (c - back)
         found = np.ldexp(total + (left + lost), power)
         plain = x * y + z
-        usual = np.isfinite(found) & np.isfinite(c) & np.isfinite(plain) & (product != 0)
+        usual = np.isfinite(found) & np.isfinite(c) & (product != 0)
         return np.asarray(np.where(usual, found, plain))
 
 
