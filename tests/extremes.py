@@ -58,9 +58,9 @@ def values(dtype: torch.dtype) -> Tensor:
     if dtype is torch.bool:
         return torch.tensor([False, True])
     if not dtype.is_floating_point:
-        ends = torch.iinfo(dtype)
-        known = [n for m in WHOLE for n in (m, -m) if ends.min <= n <= ends.max]
-        return torch.tensor(list(dict.fromkeys([*known, ends.min, ends.max])), dtype=dtype)
+        low, high = torch.iinfo(dtype).min, torch.iinfo(dtype).max
+        known = [n for m in WHOLE for n in (m, -m) if low <= n <= high]
+        return torch.tensor(list(dict.fromkeys([*known, low, high])), dtype=dtype)
     ends = torch.finfo(dtype)
     own = (ends.max, ends.smallest_normal, ends.smallest_normal * 0.75, 1 + ends.eps, 1 - ends.eps / 2)
     held = torch.tensor([n for m in (*FLOATS, *own) for n in (m, -m)], dtype=torch.float64).to(dtype)
@@ -116,7 +116,8 @@ def _root(got: Tensor, want: Tensor, x: Tensor, *_: Tensor) -> Tensor:
 
 
 def _small(got: Tensor, want: Tensor, x: Tensor, *_: Tensor) -> Tensor:
-    return (want == 0) & (x.abs() < 1e-8) & (got.double() / x.double() - 1.1284 < 0.01)
+    near = (got.double() / x.double() - 1.1284).abs() < 0.01
+    return (want == 0) & (x.double().abs() < 1e-8) & near
 
 
 def _subnormal(got: Tensor, want: Tensor, x: Tensor, *_: Tensor) -> Tensor:
@@ -130,7 +131,7 @@ def _largest(got: Tensor, want: Tensor, *_: Tensor) -> Tensor:
     return (got.isinf() | want.isinf()) & (a / b > 0.999)
 
 
-MEANT = {
+MEANT: dict[str, list[tuple[str, Any]]] = {
     "hardswish": [("torch's x*6 overflows", _beyond)],
     "gelu": [("torch loses the digits of the tail", _tail)],
     "gelu_tanh": [("torch loses the digits of the tail", _tail)],

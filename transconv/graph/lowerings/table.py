@@ -332,6 +332,7 @@ def converted(value: Any, dtype: torch.dtype) -> Any:
     if isinstance(value, (SymbolicSize, Fraction)):
         return value
     number(value)
+    computed(dtype)
     if not is_near(value, TYPES[dtype]):
         raise NotOurs(f"{value} is no number of {TYPES[dtype].name}")
     return held_constant(float(value) if kind(dtype) == "float" else int(value), TYPES[dtype])
