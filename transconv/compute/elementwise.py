@@ -14,8 +14,10 @@ import functools
 import importlib
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
-from math import inf, log, pi
+from math import inf, isfinite, isnan, log, pi
 from typing import Any, cast
+
+import numpy as np
 
 from transconv import ir
 from transconv.ir import Call, Const, Expr, eq, f64, maximum, minimum, ne, select
@@ -223,13 +225,14 @@ def _is(value: float | Expr, number: float) -> bool:
 
 
 def _softplus(x: Expr, beta: float | Expr = 1.0) -> Expr:
-    """log(1 + exp(beta x)) / beta. In f64, x where beta x > 20, as in torch; elsewhere they are one."""
+    """log(1 + exp(beta x)) / beta; x where beta x > 20, as in torch: in f32 they are one for beta 1."""
     if _is(beta, 1.0):
         scaled, found = x, _softplus_1(x)
     else:
         scaled = x * _number(beta, x)
         found = _softplus_1(scaled) / _number(beta, x)
-    return select(scaled > _const(20.0, x), x, found) if x.dtype is f64 else found
+    whole = _is(beta, 1.0) and x.dtype is not f64
+    return found if whole else select(scaled > _const(20.0, x), x, found)
 
 
 def _softplus_slope(x: Expr, beta: float | Expr = 1.0) -> Expr:
@@ -295,33 +298,40 @@ def _mish_slope(x: Expr) -> Expr:
 MOST_MULTIPLIED = 8  # the largest power that is computed by multiplications
 
 
-def _float(exponent: float | Expr) -> float:
-    if isinstance(exponent, Const):
-        return float(exponent.value)
-    assert not isinstance(exponent, Expr)
-    return float(exponent)
+def _exponent(exponent: float | Expr, x: Expr) -> float:
+    """The exponent as the type of x has it."""
+    given = np.asarray(float(cast(Const, _number(exponent, x)).value))
+    return float(ir.convert(given, x.dtype).item())
 
 
 def _power(x: Expr, exponent: float | Expr = 2.0) -> Expr:
-    """x**exponent: multiplications for small whole exponents and halves, else by a logarithm."""
-    e = _float(exponent)
+    """x**exponent of IEEE 754: multiplications for small whole exponents and halves, else by a logarithm.
+    Of -inf these would be NaN, which broken powers are not. For a half it is the root, as in torch."""
+    e = _exponent(exponent, x)
+    if e == 0.5:
+        return _call("sqrt", x)
+    size, whole, one = _call("abs", x), abs(e) % 1 == 0, _const(1.0, x)
+    if not isfinite(e):
+        return select(eq(x if isnan(e) else size, one), one, _by_logarithm(size, e))
+    if not whole and (abs(e) % 1 != 0.5 or abs(e) > MOST_MULTIPLIED + 1):
+        return select(eq(x, _const(-inf, x)), _const(inf if e > 0 else 0.0, x), _by_logarithm(x, e))
     if e < 0:
-        return _const(1.0, x) / _power(x, -e)
-    whole, rest = int(e), e - int(e)
-    if rest == 0 and whole > MOST_MULTIPLIED:  # of numbers below 0 there are whole powers
-        size = _call("exp2", _call("log2", _call("abs", x)) * _const(e, x))
-        return select(x < _const(0.0, x), -size, size) if whole % 2 else size
-    if rest not in (0.0, 0.5) or whole > MOST_MULTIPLIED:
-        return _call("exp2", _call("log2", x) * _const(e, x))
-    made = [x] * whole + [_call("sqrt", x)] * (rest == 0.5)
-    product = made[0] if made else _const(1.0, x)
-    for factor in made[1:]:
-        product = product * factor
-    return product
+        return one / _power(x, -e)
+    if whole and e > MOST_MULTIPLIED:  # the other factor has the sign
+        return x * _by_logarithm(size, e - 1) if e % 2 else _by_logarithm(size, e)
+    even = int(e) % 2 == 0
+    factors = [x] * int(e) if whole else [_call("sqrt", x), *[x] * (int(e) - even), *[size] * even]
+    product = functools.reduce(lambda a, b: a * b, factors or [one])
+    return product if whole else select(eq(x, _const(-inf, x)), _const(inf, x), product)
+
+
+def _by_logarithm(x: Expr, exponent: float) -> Expr:
+    """x**exponent of what is not negative."""
+    return _call("exp2", _call("log2", x) * _const(exponent, x))
 
 
 def _power_slope(x: Expr, exponent: float | Expr = 2.0) -> Expr:
-    e = _float(exponent)
+    e = _exponent(exponent, x)
     return _const(e, x) * _power(x, e - 1) if e else _const(0.0, x)
 
 

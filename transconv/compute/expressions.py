@@ -13,11 +13,12 @@ inside needs no mask. If a position is at most one period outside, no division i
 from __future__ import annotations
 
 import ast
+import functools
 import operator
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from math import isinf
 from types import MappingProxyType
 from typing import Literal
 
@@ -115,7 +116,6 @@ LONGEST_SAID = 160  # characters of a text in an error
 # What prints under another name: operations as the function that they call, a choice in the IR's words.
 PRINTED = {"nearest": "round", "ndtr_wide": "ndtr", "select": "where"}
 WHOLE = ("nearest_small",)  # functions of floats that give integers
-OF_INTEGERS = ("relu", "relu6", "neg", "add", "sub", "mul", "lt", "le", "gt", "ge", "eq", "ne")  # exact
 ROUNDED = ("floor", "ceil", "round")
 NO_FACTS = Facts()
 
@@ -208,7 +208,7 @@ def _read(at: ast.expr, scope: ComputeScope) -> ir.Expr:
         case ast.Constant(value=bool() as value):
             return ir.TRUE if value else ir.FALSE
         case ast.Constant(value=int() | float() as value):
-            return ir.Const(value, scope.type) if isinstance(value, float) else ir.Const(value)
+            return _float(ir.Const(value), scope) if isinstance(value, float) else ir.Const(value)
         case ast.Name(id="inf"):
             return ir.Const(float("inf"), scope.type)
         case ast.Name(id=name):
@@ -308,8 +308,9 @@ def _whole(e: ir.Expr, dtype: ir.DType) -> ir.Expr:
 
 
 def _float(e: ir.Expr, scope: ComputeScope) -> ir.Expr:
+    """A number as a float; one beyond the type of arithmetic is infinite there."""
     if isinstance(e, ir.Const) and not isinstance(e.value, bool):
-        return ir.Const(float(e.value), scope.type)
+        return ir.Const(ir.held_constant(float(e.value), scope.type), scope.type)
     return e if e.dtype.kind == "float" else ir.Cast(e, scope.type)
 
 
@@ -340,14 +341,24 @@ def _call(name: str, args: list[ir.Expr], scope: ComputeScope) -> ir.Expr:
     ):
         if name in ROUNDED and args[0].dtype.is_integer:
             return args[0]
-        if name in OF_INTEGERS and all(a.dtype.is_integer for a in args):
-            return OPS[name](*(_alike(args[0], args[1], scope) if len(args) == 2 else args))
+        if all(a.dtype.is_integer for a in args) and _is_of_integers(name, args):
+            wide = functools.reduce(ir.promote, (a.dtype for a in args[: OPS[name].arity]))
+            return OPS[name](*(_whole(a, wide) for a in args))
         return OPS[name](*(_float(a, scope) for a in args))
     raise ComputeError(
         f"{name}(...) of {len(args)} values is unknown; expected one of "
         f"{' '.join(sorted(OPS))}, a type, or of whole numbers {' '.join(COORDINATES)}"
         f"{hint(f'{name}({len(args)})') or nearest(name, OPS, ir.ELSEWHERE)}"
     )
+
+
+def _is_of_integers(name: str, args: list[ir.Expr]) -> bool:
+    """Whether an operation gives integers of integers: an exact one whose numbers that are not given are
+    whole or infinite, and a power that is a product."""
+    if name == "pow" and isinstance(power := args[-1], ir.Const):
+        return len(args) == 2 and 1 <= power.value <= LARGEST_POWER
+    rest = OPS[name].defaults[len(args) - OPS[name].arity :]
+    return OPS[name].exact and all(isinf(n) or n.is_integer() for n in rest)
 
 
 SEEN = re.compile(r"\s*(\w+)\s*\[(.*)\]\s*(?:where\s+(.*))?", re.DOTALL)
@@ -399,7 +410,7 @@ def facts_of_scope(scope: ComputeScope) -> Facts:
     return _ranges(tuple(scope.axes.items()), scope.named, tuple(scope.extents.items()))
 
 
-@lru_cache(maxsize=256)
+@functools.lru_cache(maxsize=256)
 def _ranges(
     axes: tuple[tuple[str, int], ...], named: ir.Sizes | None, extents: tuple[tuple[str, ir.Expr], ...]
 ) -> Facts:

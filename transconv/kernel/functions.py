@@ -143,13 +143,19 @@ def _inverted(x: ir.Expr) -> ir.Expr:
 
 
 def _power(a: ir.Expr, b: ir.Expr) -> ir.Expr:
-    """Of numbers below 0 there are the whole powers; a power of 0 is 1, and so is any power of 1."""
+    """IEEE 754's: of finite numbers below 0 there are the whole powers; a power of 0 is 1, and so is any
+    power of 1. An odd one has the sign, also that of -0."""
     zero, one, half = (_const(n, a) for n in (0.0, 1.0, 0.5))
     base = ir.Call("abs", (a,))
     size = ir.select(ir.eq(base, one), one, ir.Call("exp2", (ir.Call("log2", (base,)) * b,)))
     whole, even = (ir.eq(ir.Call("floor", (x,)), x) for x in (b, b * half))
-    signed = ir.select(whole, ir.select(even, size, -size), _const(np.nan, a))
-    return ir.select(ir.eq(b, zero), one, ir.select(a < zero, signed, size))
+    signed = ir.select(whole & ir.Not(even) & ((a < zero) | (one / a < zero)), -size, size)
+    broken = (a < zero) & (base < _const(np.inf, a)) & ir.Not(whole)
+    return ir.select(ir.eq(b, zero), one, ir.select(broken, _const(np.nan, a), signed))
+
+
+def _rounded(name: str) -> Expression:
+    return lambda x: x if x.dtype.is_integer else OPS[name](x)
 
 
 def _sign(x: ir.Expr) -> ir.Expr:
@@ -223,9 +229,14 @@ ROWS = (
     _wide("tanh", np.tanh, None, math.tanh),
     _wide("erf", np.vectorize(math.erf, otypes=[np.float64]), None, math.erf),
     _wide("reciprocal", np.reciprocal, lambda x: _const(1, x) / x),
-    _wide("floor", np.floor),
-    _wide("ceil", np.ceil),
-    _wide("rint", np.rint, lambda x: ir.Call("nearest", (x,)), np.round),
+    *(
+        TileFunction(name, 1, function, _rounded(op), wide=True, others=others)
+        for name, function, op, others in (
+            ("floor", np.floor, "floor", ()),
+            ("ceil", np.ceil, "ceil", ()),
+            ("rint", np.rint, "round", (np.round,)),
+        )
+    ),
 )
 FUNCTIONS: dict[str, TileFunction] = {row.name: row for row in ROWS}
 """Every function, by NumPy's name."""
@@ -263,6 +274,12 @@ def operand_type(row: TileFunction, shared: ir.DType) -> ir.DType:
         if shared.kind == "float":
             raise Refusal(f"{row.name} of {named(shared)}", "booleans or integers", "(x > 0) & (x < 1)")
         return shared
+    if row.name == "power" and shared.kind == "int":  # f32 would round it
+        raise Refusal(
+            f"a power of {named(shared)} whose exponent is a tile",
+            "a number as exponent, or floats",
+            "x.astype(np.float32) ** y",
+        )
     if shared is ir.boolean and row.types not in ("bool", "choice"):
         shared = ir.i32
     if row.types == "float" and shared.kind != "float":

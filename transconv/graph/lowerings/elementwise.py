@@ -21,6 +21,7 @@ from transconv.graph.lowerings.table import (
     arithmetic,
     cast,
     computed,
+    converted,
     copied,
     expanded,
     filled,
@@ -184,6 +185,8 @@ for _names, _write in (
 def _clamp(call: NodeCall) -> Piece:
     usual = (-1.0, 1.0) if "min_val" in call.kwargs or call.name.startswith("hardtanh") else (None, None)
     low, high = call.arg(1, "min", usual[0]), call.arg(2, "max", usual[1])
+    if kind(call.dtype) == "int":  # torch takes the digits of a bound away
+        low, high = (n if n is None else converted(filled(n, call.dtype), call.dtype) for n in (low, high))
     text = "{}"
     if low is not None:
         text = f"max({text}, {number(low)})"
@@ -218,11 +221,12 @@ MULTIPLIED = 64  # the largest power that is computed by multiplications
 @row("pow.Tensor_Scalar")
 def _power(call: NodeCall) -> Piece:
     x, power = call.args
-    if power in (0.5, -0.5):
-        return arithmetic(call, f"{'r' * (power < 0)}sqrt({{}})".format, x, label="pow", work=HEAVY)
     if not isinstance(power, (int, float)) or power != power or abs(power) > 1e30:
         raise NotOurs(f"a power of {power}")
-    if power != int(power):  # of what is negative it is no number, as in torch
+    power = converted(power, call.dtype)
+    if power in (0.5, -0.5):
+        return arithmetic(call, f"{'r' * (power < 0)}sqrt({{}})".format, x, label="pow", work=HEAVY)
+    if power != int(power):
         text = f"pow({{}}, {number(float(power))})"
         return arithmetic(call, text.format, x, label="pow", work=2 * HEAVY)
     if not 1 <= abs(power) <= MULTIPLIED:
@@ -234,7 +238,8 @@ def _power(call: NodeCall) -> Piece:
 @row("pow.Scalar")
 def _exponential(call: NodeCall) -> Piece:
     base, x = call.args
-    if not isinstance(base, (int, float)) or not 0 < base < inf:
+    base = converted(base, call.dtype)
+    if not isinstance(base, (int, float)) or not 0 < base < inf or base == 1:  # 1**NaN is 1
         raise NotOurs(f"powers of {base}")
     return arithmetic(call, f"exp2({{}}*{log2(base)!r})".format, x, label="pow", work=HEAVY)
 

@@ -28,6 +28,7 @@ from transconv.graph.fusion.index_ir import (
 )
 from transconv.graph.lowerings import view_indexing
 from transconv.graph.sizes import Fraction, Length, Move, SymbolicSize, Where, same
+from transconv.ir import held_constant, is_near
 from transconv.support import StageError, TransconvError
 
 
@@ -311,6 +312,32 @@ def piece_of(value: Any, like: torch.dtype) -> Piece:
     return ConstantValue(shape=(), dtype=held, value=value)
 
 
+def common_type(*values: Any) -> torch.dtype:
+    """The type in which torch compares operands: numbers give way to tensors, those without dims to
+    others."""
+    given = [
+        torch.empty((0,) * bool(v.shape), dtype=v.dtype, device="meta")
+        if isinstance(v, Piece)
+        else 1.0
+        if isinstance(v, (float, Fraction))
+        else 1
+        for v in values
+    ]
+    return torch.result_type(given[0], given[-1])
+
+
+def converted(value: Any, dtype: torch.dtype) -> Any:
+    """A number as torch converts it to the type of the tensor beside it. Raises NotOurs for one beyond the
+    type, of which machines make others."""
+    if isinstance(value, (SymbolicSize, Fraction)):
+        return value
+    number(value)
+    computed(dtype)
+    if not is_near(value, TYPES[dtype]):
+        raise NotOurs(f"{value} is no number of {TYPES[dtype].name}")
+    return held_constant(float(value) if kind(dtype) == "float" else int(value), TYPES[dtype])
+
+
 def together(call: NodeCall, *values: Any) -> tuple[Piece, ...]:
     """Operands in the shape of the result."""
     return tuple(expanded(piece_of(v, call.dtype), call.shape) for v in values)
@@ -326,13 +353,20 @@ def arithmetic(
 ) -> Mapped:
     """A value of operands. ``whole``: operands and results may be integers; truths become numbers."""
     computed(call.dtype)
+    shared = call.dtype
+    if kind(shared) == "bool":
+        shared = common_type(*values)
+        values = tuple(v if isinstance(v, Piece) else converted(v, shared) for v in values)
     inputs = together(call, *values)
     for x in inputs:
         computed(x.dtype)
-    if not whole and any(kind(x.dtype) == "int" for x in inputs if not isinstance(x, ConstantValue)):
-        inputs = tuple(cast(x, torch.float32) if kind(x.dtype) == "int" else x for x in inputs)
     if not whole and kind(call.dtype) == "int":
         raise NotOurs("whole numbers")
+    if kind(shared) == "float" and (not whole or shared.itemsize < 4):  # others the text converts
+        inputs = tuple(
+            cast(x, shared) if kind(x.dtype) == "int" and not isinstance(x, ConstantValue) else x
+            for x in inputs
+        )
     held = torch.int64 if all(kind(x.dtype) != "float" for x in inputs) else torch.float32
     inputs = tuple(cast(x, held) if kind(x.dtype) == "bool" else x for x in inputs)
     return mapped(write, *inputs, dtype=call.dtype, label=label, work=work)
@@ -347,13 +381,15 @@ def filled(value: Any, dtype: torch.dtype) -> Any:
     """A number as a tensor of a type has it. Raises NotOurs."""
     if isinstance(value, Fraction) and kind(dtype) != "float":
         raise NotOurs("a broken number made of sizes is cast to a whole one")
-    held = (
+    if isinstance(value, float) and abs(value) == float("inf") and kind(dtype) != "float":
+        raise NotOurs(f"{value} is cast to a whole number")
+    found = (
         value
         if isinstance(value, (SymbolicSize, Fraction))
         else (float(value) if kind(dtype) == "float" else int(value))
     )
-    number(held)
-    return held
+    number(found)
+    return found
 
 
 def reduced(

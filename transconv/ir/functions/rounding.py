@@ -36,9 +36,9 @@ def wrapped(value: int, to: DType) -> int:
 
 
 def held_constant(value: float, by: DType) -> float:
-    """The number that a type of less than 32 bits has for a number of Python; of wider floats the number
+    """The number that a type has for a number of Python; of normal floats of 32 bits and more the number
     itself, which they do not round before it is used."""
-    if by.kind == "float" and by.bits < 32:
+    if by.kind == "float" and (by.bits < 32 or not 2.0**-126 <= abs(value) <= MOST[by.numpy]):
         return _held(value, by)
     return value if isinstance(value, float) else wrapped(int(value), by)
 
@@ -256,7 +256,7 @@ def _in_two_parts(x: Array, y: Array, z: Array) -> Array:
         left = (product - (total - back)) + (c - back)
         found = np.ldexp(total + (left + lost), power)
         plain = x * y + z
-        usual = np.isfinite(found) & np.isfinite(c) & np.isfinite(plain) & (product != 0)
+        usual = np.isfinite(found) & np.isfinite(c) & (product != 0)
         return np.asarray(np.where(usual, found, plain))
 
 

@@ -1,0 +1,31 @@
+"""Kernels of every function at extreme values, beside NumPy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests import extremes
+from transconv.kernel import Group, KernelError
+from transconv.kernel.trials.trial import loaded
+
+TYPES = (np.float32, np.float64, np.float16, np.int32, np.uint8, np.int8, np.int64)
+
+
+@pytest.mark.parametrize(
+    "dtype", [t if t in (np.int32, np.uint8) else pytest.param(t, marks=pytest.mark.slow) for t in TYPES]
+)
+def test_every_function(dtype: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert extremes.of_kernels(np.dtype(dtype), "cpu", tmp_path) == []
+
+
+def test_powers_of_integers_by_a_tile_are_refused(tmp_path: Path) -> None:
+    """Floats would round them: 3**5 was 242."""
+    made = loaded(extremes.SOURCE.format(results="R") + "    group.store(R[i:], x ** y)\n", tmp_path)
+    x = np.arange(8, dtype=np.uint8)
+    with pytest.raises(KernelError, match="a power of uint8 whose exponent is a tile"):
+        made.lower(Group(8), x, x, x)
