@@ -212,6 +212,26 @@ def _leaky(call: NodeCall) -> Piece:
     )
 
 
+# Of what a value is multiplied by; torch's own form has one exponential more and the error function, in
+# which what is left of 1 is lost.
+GELU_SLOPES = {
+    "none": "ndtr({1}) + {1}*(exp2({1}*{1}*-0.7213475204444817)*0.3989422804014327)",
+    "tanh": "sigmoid({2}) + {1}*(sigmoid({2})*sigmoid(-({2})))"
+    "*(1.5957691216057308 + {1}*{1}*0.21406444881780076)",
+}
+GELU_INNER = "1.5957691216057308*({0} + {0}*{0}*{0}*0.044715)"
+
+
+@row("gelu_backward")
+def _gelu_gradient(call: NodeCall) -> Piece:
+    slope = GELU_SLOPES[call.kwargs.get("approximate", "none")]
+
+    def text(g: str, x: str) -> str:
+        return f"{g}*({slope.format(g, x, GELU_INNER.format(x))})"
+
+    return arithmetic(call, text, *call.args[:2], label="gelu gradient", work=2 * HEAVY)
+
+
 MULTIPLIED = 64  # the largest power that is computed by multiplications
 
 

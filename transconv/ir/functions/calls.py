@@ -85,7 +85,7 @@ class Callee:
     """A pure function. ``numpy`` gets arrays of one type and returns that type or a wider one.
 
     A spelling is a name of the language (``exp``: ``tl.exp(x)``), or, with braces, an expression of the
-    precedence of a division, whose operands have that of calls (``1.0 / (1.0 + gl.exp(-{}))``).
+    precedence of a division, whose operands have that of calls (``1.0 / gl.sqrt({})``).
     ``helper``: the source of a function of this name, put at the top of modules that call it; ``{jit}`` is
     the decorator and ``{tl}`` the language. ``floats``: the widths in bits of floats that it takes;
     ``ints``: whether it takes integers. ``off``: by how many half units in the last place a chip's result
