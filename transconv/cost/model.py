@@ -172,18 +172,23 @@ class ModelTime:
         return launched(self.work.partial, busy, traffic, schedule, self.target, c, self.behind)
 
     def _called_ns(self, together: Number) -> Number:
-        """The functions of a tile's epilogue, which the warps of some programs issue in turn."""
-        if not self.work.behind.called:
-            return 0.0
-        issue = self.target.rates.issue
-        alone = issue.hiding_warps / (self.schedule.warps * together)
-        return self.work.behind.called * issue.called_ns * larger(1.0, alone)
+        """The functions of a tile's epilogue."""
+        return _worked_ns(self.work.behind.called, self.schedule, self.target, together)
 
     def _step_ns(self, together: Number, steps: Number) -> Number:
         found = _step_ns(self.work, self.schedule, self.target, self.rates, together, steps)
         if self.schedule.programs and self.work.positions_summed:
             found = found * self.rates.flat_positions
         return found
+
+
+def _worked_ns(slots: float, schedule: Schedule, target: Target, together: Number) -> Number:
+    """Nanoseconds of operations of elements, which the warps of some programs issue in turn."""
+    if not slots:
+        return 0.0
+    issue = target.rates.issue
+    alone = issue.hiding_warps / (schedule.warps * together)
+    return slots * issue.called_ns * larger(1.0, alone)
 
 
 def _issued(schedule: Schedule, compute: Compute, target: Target, c: Constants) -> float:
@@ -254,6 +259,7 @@ def _step_ns(
     in_flight = larger(1, steps if schedule.unroll else (schedule.stages - 1) * w.shared if ahead else 1)
     late = c.latency_ns / in_flight
     wait = 0.0 if w.boxed else c.gather_step_ns / together
+    wait += _worked_ns(w.prepared, schedule, target, together)
     if w.bytewise:  # by the warps that multiply
         wait += w.bytewise * larger(BYTEWISE_TOGETHER_NS, BYTEWISE_NS / together)
     if schedule.unit == "fma":  # one unit multiplies and computes addresses, so these times add up

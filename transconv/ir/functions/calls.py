@@ -130,8 +130,8 @@ class Callee:
 
 
 # In f32 the reciprocal of w, which is 1 at least, is rsqrt(w * w), of two instructions: a quotient takes
-# eight, to scale numbers near the ends of the range. An exponential that is added to 1 may be 0 where it is
-# below the smallest normal number, as exp2 is.
+# eight, to scale numbers near the ends of the range. What is added to 1 may be 0 where it is below the
+# smallest normal number, as exp2 is.
 SIGMOID = '''
 @{jit}
 def sigmoid(x):
