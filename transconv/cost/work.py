@@ -213,10 +213,8 @@ def _prepared(schedule: Schedule, compute: Compute) -> float:
     total, reads = 0.0, compute.names.made_of
     for view, factor in zip((compute.a, compute.b), compute.factors or (), strict=False):
         if factor in compute.prologue and view is not None:
-            of = {*reads[factor.var]}
-            values = [
-                s.value for s in compute.steps if isinstance(s, Value) and of >= {*reads.get(s.var, "-")}
-            ]
+            of, values = {*reads[factor.var]}, [s for s in compute.steps if isinstance(s, Value)]
+            own = [s.value for s in values if s.var in reads and of >= {*reads[s.var]}]
             total += (slots(own) + KEPT) * elements_of(schedule.blocks, compute, view)
     return total
 
