@@ -4,12 +4,11 @@ accesses of each, and the programs that fit a multiprocessor. No constant is fit
 
 from __future__ import annotations
 
-from functools import lru_cache
 from math import prod
 from operator import attrgetter
 from typing import NamedTuple
 
-from transconv.compute import Compute, Value, touched
+from transconv.compute import Compute, Value, needed, touched
 from transconv.cost.copies import EpilogueCost, read_behind
 from transconv.cost.fetches import FetchCost, along_sum, elements_of, fetch, stored
 from transconv.cost.issue import slots
@@ -201,7 +200,6 @@ def count_tile(schedule: Schedule, compute: Compute, target: Target) -> Work:
     )
 
 
-@lru_cache(maxsize=512)
 def _beside(compute: Compute) -> tuple[View, ...]:
     """What computed operands are made of beside their main reads."""
     made = [r.view for f in compute.prologue for r in compute.names.made_of[f.var]]
@@ -210,12 +208,11 @@ def _beside(compute: Compute) -> tuple[View, ...]:
 
 def _prepared(schedule: Schedule, compute: Compute) -> float:
     """Slots in which a step's computed operands are made and stored for the matrix unit."""
-    total, reads = 0.0, compute.names.made_of
+    total = 0.0
     for view, factor in zip((compute.a, compute.b), compute.factors or (), strict=False):
         if factor in compute.prologue and view is not None:
-            of, values = {*reads[factor.var]}, [s for s in compute.steps if isinstance(s, Value)]
-            own = [s.value for s in values if s.var in reads and of >= {*reads[s.var]}]
-            total += (slots(own) + KEPT) * elements_of(schedule.blocks, compute, view)
+            made = [s.value for s in needed(compute.steps, {factor.var}) if isinstance(s, Value)]
+            total += (slots(made) + KEPT) * elements_of(schedule.blocks, compute, view)
     return total
 
 

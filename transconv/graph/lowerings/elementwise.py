@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from transconv.compute import OPS, Op
+from transconv.compute import OPS, Op, render
 from transconv.graph.fusion.index_ir import ConstantValue, Counted, Indexed, Mapped, MovedView, Piece
 from transconv.graph.lowerings.table import (
     NodeCall,
@@ -31,7 +31,7 @@ from transconv.graph.lowerings.table import (
     row,
     together,
 )
-from transconv.ir import Const
+from transconv.ir import Const, Var, f32
 
 HEAVY = 6.0  # instructions of exp and the like
 INFIX = {
@@ -212,22 +212,16 @@ def _leaky(call: NodeCall) -> Piece:
     )
 
 
-# Of what a value is multiplied by; torch's own form has one exponential more and the error function, in
-# which what is left of 1 is lost.
-GELU_SLOPES = {
-    "none": "ndtr({1}) + {1}*(exp2({1}*{1}*-0.7213475204444817)*0.3989422804014327)",
-    "tanh": "sigmoid({2}) + {1}*(sigmoid({2})*sigmoid(-({2})))"
-    "*(1.5957691216057308 + {1}*{1}*0.21406444881780076)",
-}
-GELU_INNER = "1.5957691216057308*({0} + {0}*{0}*{0}*0.044715)"
-
-
 @row("gelu_backward")
 def _gelu_gradient(call: NodeCall) -> Piece:
-    slope = GELU_SLOPES[call.kwargs.get("approximate", "none")]
+    """By the derivative of the table: torch's decomposition has the error function, in which what is left
+    of 1 is lost."""
+    of = OPS["gelu_tanh" if call.kwargs.get("approximate", "none") == "tanh" else "gelu"].derivative
+    assert of is not None
 
     def text(g: str, x: str) -> str:
-        return f"{g}*({slope.format(g, x, GELU_INNER.format(x))})"
+        (slope,) = of(Var(x, f32))
+        return f"{g}*({render(slope)})"
 
     return arithmetic(call, text, *call.args[:2], label="gelu gradient", work=2 * HEAVY)
 
