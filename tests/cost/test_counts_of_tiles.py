@@ -12,8 +12,8 @@ import pytest
 from transconv.compute import Compute, Read, Write, parse, touched
 from transconv.conv import ConvProblem, Epilogue, Prop
 from transconv.conv.relation import computes
-from transconv.cost import count, estimate, issue, work
-from transconv.ir import View
+from transconv.cost import AtSizes, count, estimate, issue, work
+from transconv.ir import View, value_at
 from transconv.schedule import Schedule, Scheduled
 from transconv.selection.proposals import heuristics
 from transconv.target import TARGETS, Target
@@ -110,6 +110,7 @@ def test_what_a_product_reads_is_traffic(value: str) -> None:
         found = count(s, made, SM90)
         moved = [step.view for step in made.steps if isinstance(step, Read | Write)]
         assert found.traffic == sum(touched(view, made) for view in moved)
+        assert found.traffic == value_at(AtSizes(s, made, SM90).counts[2], {})
         assert len(found.fetched) == len(moved) - 1
 
 

@@ -35,7 +35,7 @@ from transconv.cost import issue, maps
 from transconv.cost.copies import copied, copied_at, leaving_us, meeting_us, read_behind
 from transconv.cost.issue import LINE
 from transconv.cost.symbolic_cost import Lines, Number, kept, larger, smaller
-from transconv.cost.work import HEAVY, LaunchCounts, Work, count
+from transconv.cost.work import HEAVY, LaunchCounts, Work, count, further_reads
 from transconv.ir import EXACT_TERMS, Expr, View, as_expr, minimum
 from transconv.schedule import PRICED, Block, Schedule, Scheduled, k_steps, programs, tile
 from transconv.target import L2_GBS, Constants, Target
@@ -360,8 +360,8 @@ class AtSizes:
         compute, schedule, split = self.compute, self.schedule, self.schedule.split_k
         grouped = Scheduled(compute, schedule, self.target).grouped
         many, long = tiles(schedule, grouped), steps(schedule, grouped)
-        behind = read_behind(schedule, compute).views
-        self.counts = many * split, (long + (split - 1)) // split, moved(compute, behind)
+        others = *further_reads(compute), *read_behind(schedule, compute).views
+        self.counts = many * split, (long + (split - 1)) // split, moved(compute, others)
         if self.target.backend == "interpreter":
             self.us = self._interpreted()
             return
@@ -414,11 +414,11 @@ def steps(schedule: Schedule, compute: Compute) -> Expr:
 
 
 @lru_cache(maxsize=64)  # many schedules of a computation are compared
-def moved(compute: Compute, behind: tuple[View, ...]) -> Expr:
-    """The bytes that are read and written at least once, with those of the tensors ``behind`` a sum of
-    products, as an expression of sizes."""
+def moved(compute: Compute, others: tuple[View, ...]) -> Expr:
+    """The bytes that are read and written at least once, with those of the ``others`` that a sum of products
+    and what follows it read, as an expression of sizes."""
     total = as_expr(0)
-    factors = filter(None, (compute.a, compute.b, compute.c, *behind))
+    factors = filter(None, (compute.a, compute.b, compute.c, *others))
     for view in dict.fromkeys(compute.views()) if compute.streams else factors:
         total = total + _touched(view, compute) * view.tensor.dtype.bytes
     return total

@@ -81,7 +81,7 @@ class LaunchCounts(NamedTuple):
         return LaunchCounts(
             counts.programs(schedule, compute),
             -(-counts.k_steps(schedule, compute) // schedule.split_k),
-            sum([touched(v, compute) for v in (*views, *_beside(compute))])
+            sum([touched(v, compute) for v in (*views, *further_reads(compute))])
             + read_behind(schedule, compute).traffic,
             2 * compute.acc.bytes * _partials(schedule, compute, results, each),
         )
@@ -161,7 +161,7 @@ def count_tile(schedule: Schedule, compute: Compute, target: Target) -> Work:
         )
     if wide:
         fetched = tuple(f._replace(through=True) for f in fetched)
-    fetched += tuple(fetch(v, schedule, compute, "gather") for v in _beside(compute))
+    fetched += tuple(fetch(v, schedule, compute, "gather") for v in further_reads(compute))
     blocks = [b for b in schedule.blocks if compute.kind(b.first) == "K"]
     sums = m * n * group
     moved = schedule.unit == "mma" and counts.moves_sums(compute)
@@ -200,7 +200,7 @@ def count_tile(schedule: Schedule, compute: Compute, target: Target) -> Work:
     )
 
 
-def _beside(compute: Compute) -> tuple[View, ...]:
+def further_reads(compute: Compute) -> tuple[View, ...]:
     """What computed operands are made of beside their main reads."""
     made = [r.view for f in compute.prologue for r in compute.names.made_of[f.var]]
     return tuple(v for v in dict.fromkeys(made) if v not in (compute.a, compute.b))
