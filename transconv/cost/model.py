@@ -415,8 +415,8 @@ def steps(schedule: Schedule, compute: Compute) -> Expr:
 
 @lru_cache(maxsize=64)  # many schedules of a computation are compared
 def moved(compute: Compute, others: tuple[View, ...]) -> Expr:
-    """The bytes that are read and written at least once, with those of the ``others`` that a sum of products
-    and what follows it read, as an expression of sizes."""
+    """The bytes that are read and written at least once, with those of the ``others`` that operands of a
+    product or what follows it are made of, as an expression of sizes."""
     total = as_expr(0)
     factors = filter(None, (compute.a, compute.b, compute.c, *others))
     for view in dict.fromkeys(compute.views()) if compute.streams else factors:
