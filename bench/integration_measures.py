@@ -18,6 +18,7 @@ import transconv
 from bench.graph_measures import in_full, of_report, timed
 from bench.integration_models import SUBJECTS, Subject, Tensor
 from bench.network_measures import relative
+from bench.network_setting import TIMING, gpu
 from bench.waves import take
 from transconv.integrations.compiled_forward import compile_forward, compiled_forward
 
@@ -40,7 +41,8 @@ def work(
             transconv.config.cpu = "interpret"
         _held[name] = Run(SUBJECTS[model], side, device, small)
         return _held[name].prepared()
-    return _held[name].milliseconds() | {"fatal": True}
+    with gpu(TIMING, exclusive=True):
+        return _held[name].milliseconds() | {"fatal": True}
 
 
 class Run:

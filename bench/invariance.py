@@ -7,8 +7,9 @@ a name of the graph in invariant mode; what is refused has the reason. Rows are 
     python -m bench invariance resnet50 --limit 240                layers
     python -m bench invariance --models resnet50,convnext_t        models, in inference
 
-Rows are in ``<gpu>_invariance.csv``; a repeated run measures what is missing. On a CPU kernels are
-interpreted: only whether it runs is worth something there.
+Rows are in ``<gpu>_invariance.csv``; a repeated run measures what is missing. Several runs, with an
+``--out`` each, compile side by side and time one by one. On a CPU (``--quick``, with
+``TRITON_INTERPRET=1``) kernels are interpreted: only whether it runs is worth something there.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ import transconv
 from bench import environment, layers
 from bench.graph_models import MODELS
 from bench.issues import short
+from bench.network_setting import TIMING, gpu
 from bench.size_calls import switched
 from transconv.cli.arguments import ranges
 from transconv.conv import DIRECTIONS, CompiledDirection, ConvProblem, ConvWorkload, ListedLayer, Prop
@@ -106,7 +108,7 @@ def subjects(options: argparse.Namespace, clock: Clock) -> Iterator[tuple[Row, C
     """What is timed: the columns that tell it, and what measures it. Raises KeyError for a model that is
     not known."""
     for name in options.models:
-        for batch in (SMALL_BATCH, max(2, MODELS[name].shapes[0][0])):
+        for batch in (max(2, MODELS[name].shapes[0][0]), SMALL_BATCH):
             key = {"what": name, "direction": "inference", "batch": batch}
             yield key, partial(of_model, name, batch, options, clock)
     if options.models:
@@ -133,7 +135,8 @@ def of_layer(
     sides: dict[str, CompiledDirection] = {"plain": plain, "invariant": form.at({"MB": batch})}
     calls: Calls = {name: partial(call_of, plan, problem, prop) for name, plan in sides.items()}
     footprint = sum(spec.layout.span * spec.dtype.bytes for spec in problem.specs.values())
-    found = clock.compare(calls, footprint)
+    with gpu(TIMING, exclusive=True):
+        found = clock.compare(calls, footprint)
     return {
         **times(found["plain"], found["invariant"]),
         "schedule": plain.schedule,
@@ -190,7 +193,8 @@ def of_model(name: str, batch: int, options: argparse.Namespace, clock: Clock) -
                     run(*given)
                 except Exception as error:
                     raise _told(error) from error
-                found[side] = clock.one(lambda _, run=run: lambda: run(*given), 1 << 30)  # type: ignore[misc]
+                with gpu(TIMING, exclusive=True):
+                    found[side] = clock.one(lambda _, run=run: lambda: run(*given), 1 << 30)  # type: ignore[misc]
     return times(found["plain"], found["invariant"])
 
 

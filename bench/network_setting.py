@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import fcntl
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -75,6 +76,10 @@ class Setting:
     def wait(self) -> None:
         if self.device == "cuda":
             torch.cuda.synchronize()
+
+
+# Held by whoever times, so that commands which run side by side time one by one.
+TIMING = f"{tempfile.gettempdir()}/bench_timing.lock"
 
 
 @contextmanager

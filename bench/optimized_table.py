@@ -35,7 +35,7 @@ def optimized_table(rows: list[Row]) -> str:
         [
             r["model"],
             r["phase"],
-            r["error"][:40] or r["kept"],
+            r["error"][:40] or r["kept"].removeprefix("transconv, "),
             *("-" if t[s] is None else f"{t[s]:.3g}" for s in SIDES),
             two_digits(gain),
             two_digits(over),

@@ -27,6 +27,7 @@ from bench.run_tables import (
     computations_table,
     dropin_table,
     fuzz_table,
+    invariance_table,
     maps_table,
     networks_table,
     overhead_table,
@@ -58,6 +59,7 @@ WITH_ORIGIN = (
     "docs/scaling.md",
     "docs/guide_schedules.md",
     "docs/quantized.md",
+    "docs/invariance.md",
 )
 PLAIN = ("h200_layers_bf16_nhwc.csv", "h200_layers_bf16_nchw.csv", "h200_layers_tf32_nhwc.csv")
 LAYERS = (*PLAIN, "h200_layers_bf16_nhwc_bias_relu.csv")
@@ -168,6 +170,11 @@ TABLES = {
     "graphs": Table(("h200_graphs.csv",), ("python -m bench graphs",), graphs_table),
     "distributed": Table(("h200_distributed.csv",), ("python -m bench distributed",), distributed_table),
     "optimized": Table(("h200_optimized.csv",), ("python -m bench optimized",), optimized_table),
+    "invariance": Table(
+        ("h200_invariance.csv",),
+        ("python -m bench invariance resnet50", "python -m bench invariance --models resnet50,convnext_t"),
+        invariance_table,
+    ),
     "dynamo": Table(
         ("h200_dynamo.csv",),
         ("python -m bench dynamo --pytorch pytorch/benchmarks/dynamo",),

@@ -305,3 +305,26 @@ ENDS = {
     "error": "not compiled",
     "timeout": "too slow",
 }
+
+
+def invariance_table(rows: list[Row]) -> str:
+    """From ``invariance.csv``: a line for each direction of the layers and for each model, how many times
+    as long invariant mode takes, with the list's batch and with one image."""
+    layers = [r for r in rows if r["direction"] in DIRECTIONS]
+    groups = [(f"layers, {prop}", [r for r in layers if r["direction"] == prop]) for prop in DIRECTIONS]
+    models = [r for r in rows if r["direction"] not in DIRECTIONS]
+    groups += [
+        (name, [r for r in models if r["what"] == name]) for name in sorted({r["what"] for r in models})
+    ]
+    lines = []
+    for name, here in groups:
+        for one in (False, True):
+            some = [r for r in here if (r["batch"] == "1") == one]
+            ratios = [x for r in some if (x := number(r, "ratio"))]
+            if ratios:
+                of = str(max(int(r["batch"]) for r in some))
+                mean, most = two_digits(geometric_mean(ratios)), two_digits(max(ratios))
+                lines.append([name, of, str(len(ratios)), mean, most, ""])
+            why = {r["refused"].partition("\n")[0][:100] for r in some if r["refused"]}
+            lines += [[name, "", "", "", "", text] for text in sorted(why)]
+    return markdown(["what", "samples", "rows", "invariant / usual time", "most", "refused"], lines)

@@ -3,7 +3,8 @@ refused by name."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,16 +13,19 @@ import torch.nn.functional as F
 from torch import nn
 
 import transconv
+from transconv import ir
 from transconv.backend_triton.launch.triton_kernel import TritonKernel
-from transconv.graph import backend, report
+from transconv.graph import backend, report, torch_compile
 from transconv.graph.certification import certify
 from transconv.graph.regions import region_calls
+from transconv.graph.regions.batch_invariance import LARGEST_BATCH, largest_batch
 from transconv.graph.regions.graph_wait import GraphWait
 from transconv.support import Unsupported
 from transconv.verify.invariance import proof
 
 Tensor = torch.Tensor
 SAMPLES = 4
+N, H = ir.Var("N"), ir.Var("H")
 
 
 @pytest.fixture(autouse=True)
@@ -217,6 +221,55 @@ def test_a_plan_that_groups_by_the_number_is_refused(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(proof, "reduction_tree", planted)
     with torch.no_grad(), pytest.raises(Unsupported, match="the number of samples decides part = S0 // 2"):
         compiled(Convolutional().eval())(torch.randn(2, 3, 7, 6))
+
+
+@pytest.mark.parametrize(
+    ("conditions", "most"),
+    [
+        ((N * H * H <= 1_000_000,), 100),
+        ((N * H * H <= 1_000_000, N <= 64, H <= 2), 64),
+        ((N >= 1,), LARGEST_BATCH),
+        ((N * H < 900,), 8),
+    ],
+)
+def test_the_most_samples_of_what_was_assumed(conditions: tuple[ir.Expr, ...], most: int) -> None:
+    """By the numbers: all hold for so many, and not for one more."""
+    found = largest_batch(symbols_of(conditions), ["N"])
+    assert found == most
+    told = [c for c in conditions if "N" in {v.name for v in ir.free_vars(c)}]
+    held = [all(ir.value_at(c, {"N": n, "H": 100}) for c in told) for n in (1, found, found + 1)]
+    assert held == [True, True, found == LARGEST_BATCH]
+
+
+@pytest.mark.parametrize("condition", [N * H <= 700, ir.eq(N % 2, 0), N > 8])
+def test_what_holds_for_some_numbers_alone_is_refused(condition: ir.Expr) -> None:
+    with pytest.raises(Unsupported, match="its kernels are for batches with"):
+        largest_batch(symbols_of([condition]), ["N"])
+
+
+def symbols_of(conditions: Iterable[ir.Expr]) -> Any:
+    known = SimpleNamespace(names=("N", "H"), like={"N": 8, "H": 100}, assumed=dict.fromkeys(conditions))
+    return SimpleNamespace(known=known)
+
+
+def test_many_positions_bound_the_number_of_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Offsets of 32 bits hold fewer samples of these than are taken at most; the others are computed."""
+    model, x = nn.Conv2d(3, 64, 1).eval(), torch.randn(5, 3, 36, 34)
+    found: list[int] = []
+
+    def noted(*given: Any) -> int:
+        found.append(largest_batch(*given))
+        return 4
+
+    monkeypatch.setattr(torch_compile, "largest_batch", noted)
+    run = compiled(model)
+    with torch.no_grad():
+        whole = run(x[:4])
+        torch.testing.assert_close(whole, model(x[:4]), rtol=1e-4, atol=1e-5)
+        assert torch.equal(run(x[:1])[0], whole[0])
+        with pytest.raises(Unsupported, match="a batch of 5; its kernels take 4 at most"):
+            run(x)
+    assert SAMPLES < found[0] < LARGEST_BATCH and found[0] * 36 * 34 * 64 < 2**31
 
 
 def test_a_model_is_certified() -> None:

@@ -3,7 +3,9 @@ by the proof and by drawn batches."""
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -226,3 +228,13 @@ def test_a_certificate_prints_what_it_is_of() -> None:
     )
     assert str(made) == "title\n  proved   choice: why\n  REFUSED  k: no\n  the proof does not hold"
     assert not proof.BatchCertificate("empty").holds and target.name == "sm_90"
+
+
+def test_the_page_tells_what_was_drawn() -> None:
+    root = Path(__file__).parents[2]
+    lines = (root / "bench/results/h200_certified.txt").read_text(encoding="utf-8").splitlines()
+    verdicts = Counter(line.split()[1] for line in lines if "have the same bits" not in line)
+    assert set(verdicts) == {"same"}
+    drawn = f"{verdicts['same']:,}"
+    page = (root / "docs/invariance.md").read_text(encoding="utf-8")
+    assert f"drew {drawn} calls" in page and f"All {drawn} had the same bits" in page

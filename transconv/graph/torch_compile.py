@@ -22,10 +22,11 @@ from transconv.graph.pieces.region_pieces import RegionPieces
 from transconv.graph.regions import aot_graphs, batch_invariance, function_graphs
 from transconv.graph.regions.batch_invariance import (
     batch_names,
+    largest_batch,
     lookups,
     planned_sizes,
     planned_symbols,
-    refuse_assumed,
+    refuse_larger,
 )
 from transconv.graph.regions.cudagraphs import Captures
 from transconv.graph.regions.graph_parts import Parts, Setting, rows_of, unseen
@@ -336,8 +337,7 @@ class _Way:
             whole,
             left_nodes(graph.gm) | (lookups(graph.gm.graph) if graph.batch else {}),
         )
-        if graph.batch:
-            refuse_assumed(symbols, graph.batch)
+        self.most = largest_batch(symbols, graph.batch) if graph.batch else 0
         self.sizes = [n for n in graph.gm.graph.nodes if is_size(n, symbols)]
         self.place = len(graph.made.graphs)
         self.wait = GraphWait(self.parts, graph.checks, graph.device, graph.target, self.told)
@@ -368,7 +368,10 @@ class _Way:
         sizes came before."""
         if batch := self.graph.batch:
             own = tuple([self.symbols.known.like[n] for n in self.symbols.known.names])
-            return own == planned_sizes(self.symbols, values, batch)
+            if own != planned_sizes(self.symbols, values, batch):
+                return False
+            refuse_larger(self.symbols, values, batch, self.most)
+            return True
         return bool(self.whole) or not self.symbols.known.why_not(self.symbols.by_name(values))
 
     def numbers(self, values: tuple[int, ...]) -> dict[str, int | float]:

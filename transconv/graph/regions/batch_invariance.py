@@ -12,6 +12,7 @@ torch computes only what adds up nothing, by its own operators: Inductor and lib
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -21,7 +22,7 @@ from torch import fx
 from transconv.calls.settings import settings
 from transconv.graph.regions.aliases import is_view
 from transconv.graph.symbols import Symbols
-from transconv.ir import LARGEST_SIZE, Var, free_vars, readable
+from transconv.ir import Expr, Var, free_vars, readable
 from transconv.runtime import torch_internals
 from transconv.simplify import Facts, prove
 from transconv.support import Unsupported
@@ -64,9 +65,7 @@ def batch_names(graph: fx.Graph, symbols: Symbols) -> tuple[str, ...]:
 def planned_sizes(symbols: Symbols, values: Sequence[int], batch: Collection[str]) -> tuple[int, ...]:
     """The sizes that a graph is planned for, where a call has these. Raises Unsupported for a call of too
     many samples."""
-    count = max(n for name, n in zip(symbols.known.names, values, strict=True) if name in batch)
-    if count > LARGEST_BATCH:
-        raise Unsupported("invariant:sizes", f"a batch of {count}; {LARGEST_BATCH} at most")
+    refuse_larger(symbols, values, batch, LARGEST_BATCH)
     pairs = zip(symbols.known.names, symbols.told, values, strict=True)
     return tuple([max(1, SAMPLES // told.times) if n in batch else size for n, told, size in pairs])
 
@@ -81,16 +80,34 @@ def planned_symbols(graph: fx.Graph, values: tuple[int, ...], batch: Collection[
     return Symbols(graph, planned_sizes(found, like, batch), bounded=False)
 
 
-def refuse_assumed(symbols: Symbols, batch: Collection[str]) -> None:
-    """Raise Unsupported where more was assumed of the number of samples on the way than that there are
-    some, and not too many."""
-    facts = Facts()
-    for name in symbols.known.names:
-        facts = facts.with_range(Var(name), 1, LARGEST_BATCH if name in batch else LARGEST_SIZE)
-    for condition in symbols.known.assumed:
-        told = {*batch} & {v.name for v in free_vars(condition)}
-        if told and not prove(condition, facts):
-            raise Unsupported("invariant:sizes", f"its kernels are for batches with {readable(condition)}")
+def largest_batch(symbols: Symbols, batch: Collection[str]) -> int:
+    """The most samples for which all that was assumed of their number on the way is proved, such as that
+    offsets fit into an integer. Raises Unsupported where that is not proved for what is planned for."""
+    told = [c for c in symbols.known.assumed if {*batch} & {v.name for v in free_vars(c)}]
+
+    def unproved(most: int) -> Expr | None:
+        facts = Facts()
+        for name in symbols.known.names:
+            like = symbols.known.like[name]  # of a way, which has these other sizes alone
+            facts = facts.with_range(Var(name), *((1, most) if name in batch else (like, like)))
+        return next((c for c in told if not prove(c, facts)), None)
+
+    if (wrong := unproved(SAMPLES)) is not None:
+        raise Unsupported("invariant:sizes", f"its kernels are for batches with {readable(wrong)}")
+    more = range(SAMPLES, LARGEST_BATCH)
+    return SAMPLES + bisect.bisect_left(more, True, key=lambda n: unproved(n + 1) is not None)
+
+
+def refuse_larger(symbols: Symbols, values: Sequence[int], batch: Collection[str], most: int) -> None:
+    """Raise Unsupported for a call of more samples than that."""
+    count = samples(symbols, values, batch)
+    if count > most:
+        raise Unsupported("invariant:sizes", f"a batch of {count}; its kernels take {most} at most")
+
+
+def samples(symbols: Symbols, values: Sequence[int], batch: Collection[str]) -> int:
+    """How many samples a call of these sizes has."""
+    return max(n for name, n in zip(symbols.known.names, values, strict=True) if name in batch)
 
 
 def lookups(graph: fx.Graph) -> dict[str, str]:
