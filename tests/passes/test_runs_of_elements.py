@@ -1,4 +1,4 @@
-"""Addresses that are written as runs of elements for the compiler to see: kernels take no more registers."""
+"""Addresses that are written as runs of elements for the compiler to see: kernels take no more for it."""
 
 from __future__ import annotations
 
