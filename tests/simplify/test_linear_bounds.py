@@ -49,6 +49,8 @@ def drawn(seed: int) -> tuple[Expr, list[Expr]]:
     total: Expr = Const(rng.randint(-20, 20))
     for t in terms:
         total = total + t * rng.choice([-24, -7, -1, 1, 3, 8, 30])
+    if seed % 2:  # sizes that were put in, such as 7 // 2, alone and as factors
+        total = total + Const(7) // 2 * rng.choice([-5, 1, 9]) + pid * (Const(9) % 4 - Const(8) // 3)
     conditions: list[Expr] = []
     for _ in range(rng.randint(0, 3)):
         a, b = rng.sample(known, 2)

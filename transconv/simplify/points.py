@@ -37,7 +37,13 @@ def range_at_points(e: ir.Expr, conditions: Iterable[ir.Expr], facts: Facts) -> 
     if not all(bool(_value(c, {})) for c in fixed):
         return Range(0, -1)
     known = [c for c in known if variables(c) & asked]
-    low = high = p.const
+    try:  # monomials without variables, such as 7 // 2, are in no group
+        low = p.const + sum(
+            c * prod(int(_value(a, {})) for a in mono) for own, mono, c in terms if not own
+        )
+    except TypeError:
+        return None
+    high = low
     for group in groups([own for own, _, _ in terms] + [variables(c) for c in known]):
         at = _points(group, facts)
         if at is None:
@@ -48,7 +54,7 @@ def range_at_points(e: ir.Expr, conditions: Iterable[ir.Expr], facts: Facts) -> 
                 if variables(c) <= group:
                     holds = holds & _value(c, at)
             for own, mono, times in terms:
-                if own <= group:
+                if own and own <= group:
                     total = total + times * prod((_value(a, at) for a in mono), start=np.asarray(1))
         except TypeError:
             return None
