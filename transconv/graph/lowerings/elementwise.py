@@ -221,6 +221,7 @@ def _gelu_gradient(call: NodeCall) -> Piece:
 
     def text(g: str, x: str) -> str:
         (slope,) = of(Var(x, f32))
+        assert slope is not None
         return f"{g}*({render(slope)})"
 
     return arithmetic(call, text, *call.args[:2], label="gelu gradient", work=2 * HEAVY)
