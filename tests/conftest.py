@@ -147,7 +147,6 @@ def pytest_collection_finish() -> None:
         dynamo.get_funcname = lambda file, line: None
     if providers := sys.modules.get("hypothesis.internal.conjecture.providers"):
         providers._get_local_constants = providers.Constants
-    gc.collect()
     gc.freeze()
     gc.enable()
     gc.set_threshold(500_000, 50, 100)

@@ -1,5 +1,6 @@
-"""Worker processes of pools as forks of one process that has imported torch and sympy, which takes longer
-than most of their tasks do. Some of tests/verify/test_pool.py start them as the pool does, each anew."""
+"""Worker processes of pools as forks of one process that has imported what they import, which takes longer
+than most of their tasks do. Triton is not there: it reads its variables when it is imported. Some of
+tests/verify/test_pool.py start them as the pool does, each anew."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ def _context(start: str) -> BaseContext:
 @contextmanager
 def forked_workers() -> Iterator[None]:
     """Inside, pools fork; afterwards the process that they fork has ended, so that its time is counted."""
-    multiprocessing.set_forkserver_preload(["torch", "sympy"])
+    multiprocessing.set_forkserver_preload(["torch", "sympy", "transconv.cli.check"])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(machine, "multiprocessing", SimpleNamespace(get_context=_context))
         yield

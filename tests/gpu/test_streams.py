@@ -1,5 +1,6 @@
 """On a GPU: pieces of a stream have the bits of its whole, and are torch's; a step of a depthwise
-convolution runs in a CUDA graph; tensors wait in host memory, copied beside kernels."""
+convolution runs in a CUDA graph; tensors wait in host memory, copied beside kernels; a bound holds for
+what torch takes inside of its operations."""
 
 from __future__ import annotations
 
@@ -14,6 +15,8 @@ import torch.nn.functional as F
 import transconv
 from bench.streaming import decoder, video
 from tests.graph.test_piece_tiles import Normed
+from tests.graph.test_pieces import least
+from transconv.errors import Unsupported
 from transconv.functional import causal_conv1d_fn, causal_conv1d_update
 from transconv.graph.pieces.region_pieces import RegionPieces
 
@@ -110,7 +113,9 @@ def test_tensors_that_wait_in_host_memory(monkeypatch: pytest.MonkeyPatch) -> No
     plan = RegionPieces.plan
 
     def planned(self: RegionPieces, *given: Any) -> None:
-        self.rates = replace(self.rates, link_gbs=1e6)  # copies cost next to nothing: two tensors wait
+        self.graph.rates = replace(
+            self.graph.rates, link_gbs=1e6
+        )  # copies cost next to nothing: two tensors wait
         plan(self, *given)
 
     monkeypatch.setattr(RegionPieces, "plan", planned)
@@ -130,3 +135,42 @@ def test_tensors_that_wait_in_host_memory(monkeypatch: pytest.MonkeyPatch) -> No
     report = run.report()
     assert report.pinned > 0
     assert most + report.plans[0].beside <= 1.03 * report.peak + (1 << 20)  # torch's allocator rounds
+
+
+class Attended(torch.nn.Module):
+    """An attention of one wide head, which torch computes, between convolutions."""
+
+    def __init__(self, wide: int) -> None:
+        super().__init__()
+        self.first, self.last = (
+            torch.nn.Conv2d(3, wide, 3, padding=1),
+            torch.nn.Conv2d(wide, 3, 3, padding=1),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.silu(self.first(x))
+        q = y.flatten(2).transpose(1, 2).unsqueeze(1)
+        y = y + F.scaled_dot_product_attention(q, q, q)[:, 0].transpose(1, 2).reshape(y.shape)
+        return self.last(F.silu(y))
+
+
+def test_a_bound_holds_for_what_torch_takes() -> None:
+    torch.manual_seed(0)
+    model = Attended(512).cuda().bfloat16().eval()
+    x = torch.randn(1, 3, 64, 80, device="cuda").bfloat16().to(memory_format=torch.channels_last)
+    held = sum(t.untyped_storage().nbytes() for t in (x, *model.parameters()))
+    with torch.no_grad():
+        want = transconv.within(model, None)(x)
+        with pytest.raises(Unsupported) as error:
+            transconv.within(model, "1 MB")(x)
+        bound = int(1.3 * least(error.value))
+        run, peaks = transconv.within(model, bound), list[int]()
+        others = torch.cuda.memory_allocated() - held
+        for _ in range(4):
+            torch.cuda.reset_peak_memory_stats()
+            made = run(x)
+            peaks.append(torch.cuda.max_memory_allocated() - others)
+            assert torch.equal(made, want)
+            del made
+    assert max(peaks[2:]) <= bound, (bound, peaks, str(run.report()))
+    assert run.report().peak <= bound

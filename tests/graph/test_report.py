@@ -196,11 +196,14 @@ def piece(anchored: bool) -> Piece:
     return kind
 
 
+HERE = sys.modules[__name__]
+
+
 class Broken(nn.Module):
     """Two graphs, between which torch's compiler stops. Its code names a module that names transconv."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = x.exp() if sys.modules else x
+        x = x.exp() if HERE.__name__ else x
         torch._dynamo.graph_break()
         return x * 2
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from tests.known_kernels import known_kernels  # noqa: F401  (a fixture)
 from tests.stages import shapes
 from transconv import runtime
 from transconv.backend_triton import KernelStart

@@ -16,6 +16,7 @@ from typing import Any, cast
 
 import pytest
 
+from tests.known_kernels import known_kernels  # noqa: F401  (a fixture)
 from transconv import runtime
 from transconv.backend_triton import Compilers, offline_compilation
 from transconv.backend_triton.launch import compile_records

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import transconv
+from tests.known_kernels import known_kernels  # noqa: F401  (a fixture)
 from transconv.backend_triton import Miscompiled, Resources, compile_offline
 from transconv.backend_triton.launch import bound_start
 from transconv.compute import Compute, parse

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.known_kernels import known_kernels  # noqa: F401  (a fixture)
 from transconv.__main__ import main
 from transconv.backend_triton.launch import jit_module
 from transconv.conv import compiler

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import types
 from collections.abc import Iterator
@@ -26,11 +27,18 @@ if "expecttest" not in sys.modules:
 
 @pytest.fixture(scope="session", autouse=True)
 def untimed_guards() -> Iterator[None]:
-    """Dynamo times each set of guards for its logs, and empties the processor's caches before."""
+    """Dynamo times each set of guards for its logs, and empties the processor's caches before. Of the
+    functions that it inlines it knows the last 128. A tracer makes tensors for random numbers that none
+    draws."""
+    from torch._decomp.decompositions_for_rng import PhiloxStateTracker
+    from torch._dynamo import bytecode_transformation as transformed
     from torch._dynamo import guards
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(guards, "profile_guard_manager", lambda *_: 0.0)
+        every = functools.lru_cache(maxsize=None)(transformed._cached_cleaned_instructions.__wrapped__)
+        patch.setattr(transformed, "_cached_cleaned_instructions", every)
+        patch.setattr(PhiloxStateTracker, "reset", lambda: None)
         yield
 
 

@@ -8,6 +8,7 @@ from tests.simplify.names import FACTS, a, b, big, flag, fx, fy, i, ih, kh, oh, 
 from tests.simplify.test_rules import CASES
 from tests.verify.planted_rules import MODULES, Mutant, culprits, mutants, planted, watched
 from transconv.ir import (
+    Call,
     Cast,
     Const,
     Expr,
@@ -72,6 +73,10 @@ MORE: list[Expr] = [
     select(flag, i, q) // 16,
     select(flag, s8, s8 * 3) % 8,
     (s8 % 12) % 4,
+    Call("quotient", (i, q + 1)) < 5,
+    Call("quotient", (i, q + 1)) // 64,
+    Call("remainder", (i, q + 1)) < 5,
+    Call("remainder", (i, q + 1)) // 64,
 ]
 WIDE = FACTS
 NEAR = Facts(

@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from typing import IO, Any
 
 from transconv.backend_triton import intel_compiler
+from transconv.backend_triton.launch import compile_records
 from transconv.backend_triton.launch.jit_module import load
 from transconv.backend_triton.machine_code import listing
 from transconv.backend_triton.miscompiles import flaw
@@ -200,6 +201,7 @@ def compiled(job: dict[str, Any]) -> Any:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import compile as triton_compile
 
+    compile_records.remember()
     # Set explicitly: the default differs between Triton's releases.
     options = {
         "num_warps": job["warps"],

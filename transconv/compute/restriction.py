@@ -59,10 +59,31 @@ class AxisSpan(NamedTuple):
         return AxisSpan(min(self.start, other.start), max(self.stop, other.stop))
 
 
-@lru_cache(maxsize=1 << 14)
 def span_of(coord: Expr, sizes: AxisSizes, axis: str, at: AxisSpan) -> AxisSpan | None:
     """The span of a coordinate over some positions of an axis and all of the others; None if it is not
     known."""
+    by, first = _shifted(coord, sizes, axis)
+    if first is None or not at.size:
+        return _span(coord, sizes, axis, at)
+    return AxisSpan(first.start + by * at.start, first.stop + by * (at.stop - 1))
+
+
+@lru_cache(maxsize=1 << 12)
+def _shifted(coord: Expr, sizes: AxisSizes, axis: str) -> tuple[int, AxisSpan | None]:
+    """The pace of a coordinate, and its span at the first position of an axis, where those at others are
+    this one, shifted; None where they may be others."""
+    size, by = dict(sizes).get(axis, 0), pace(coord, sizes, axis)
+    first = _span(coord, sizes, axis, AxisSpan(0, 1)) if size and by else None
+    if first is not None:
+        for at in (AxisSpan(0, size), AxisSpan(size - 1, size)):
+            shifted = AxisSpan(first.start + by * at.start, first.stop + by * (at.stop - 1))
+            if shifted != _span(coord, sizes, axis, at):
+                return by, None
+    return by, first
+
+
+@lru_cache(maxsize=1 << 14)
+def _span(coord: Expr, sizes: AxisSizes, axis: str, at: AxisSpan) -> AxisSpan | None:
     facts = Facts()
     for name, n in sizes:
         lo, hi = (at.start, at.stop - 1) if name == axis else (0, n - 1)

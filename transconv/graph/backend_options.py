@@ -27,8 +27,9 @@ class MemoryBound:
     """A bound of a graph's memory: ``bytes``, as the caller ``told`` it; ``over``: the axis of images
     along which pieces are cut, ``n``, ``d``, ``h`` or ``w``; empty: the outermost one of several
     positions, or another one that takes less. ``plans``: what was found for regions, by these; ``made``:
-    references to what those of forward graphs returned; ``host``: bytes of pinned host memory in which
-    tensors may wait, None: half of what is free; ``links``: what copies to it, by device."""
+    references to what those of forward graphs returned; ``left``: bytes that are there at least while
+    torch computes a region, by its operations; ``host``: bytes of pinned host memory in which tensors may
+    wait, None: half of what is free; ``links``: what copies to it, by device."""
 
     bytes: int
     told: str
@@ -37,6 +38,7 @@ class MemoryBound:
     links: dict[Any, Any] = field(default_factory=dict, compare=False)
     plans: dict[int, Any] = field(default_factory=dict, compare=False)
     made: dict[int, Any] = field(default_factory=dict, compare=False)
+    left: dict[str, int] = field(default_factory=dict, compare=False)
 
     def lengths(self, shapes: Iterable[tuple[int, ...]]) -> dict[str, int]:
         """The axes along which images of these shapes may be cut, outermost first, each with the most

@@ -18,7 +18,7 @@ from transconv.graph.backend_options import BackendOptions, options_of
 from transconv.graph.fusion.groups import Price
 from transconv.graph.graph_report import Made, owner
 from transconv.graph.lowerings import quantization
-from transconv.graph.pieces.region_pieces import RegionPieces
+from transconv.graph.pieces.region_pieces import BoundedGraph
 from transconv.graph.regions import aot_graphs, batch_invariance, function_graphs
 from transconv.graph.regions.batch_invariance import (
     batch_names,
@@ -211,15 +211,10 @@ class _Graph:
         self.device = device
         self.target = TARGETS["interpreter"] if device is CPU else target_of(device)
         self.rates = Price(TARGETS[PRICED] if device is CPU else self.target)
-        self.pieces: Callable[[Any], Any] | None = None
+        self.within: BoundedGraph | None = None
         if asked.within is not None:
-            self.pieces = partial(
-                RegionPieces,
-                bound=asked.within,
-                target=self.target,
-                rates=self.rates.target,
-                backward=phase == "backward",
-            )
+            rates, backward = self.rates.target, phase == "backward"
+            self.within = BoundedGraph.of(gm, asked.within, device, self.target, rates, backward)
         self.batch = batch_names(gm.graph, Symbols(gm.graph)) if asked.invariant else ()
         self.ways = [_Way(self, planned_symbols(gm.graph, (), self.batch))]
         if phase == "forward":
@@ -254,7 +249,7 @@ class _Graph:
             way = self.made_way(values)
             sizes, numbers = way.symbols.by_name(values), way.numbers(values)
             waits, chosen = way.wait.waits(sizes, values), (way, sizes, numbers)
-            if self.pieces is not None:
+            if self.within is not None:
                 return self.enter(values, chosen)
             if self.checks.due(values) and not (waits and way.wait.seen):
                 return self.compared(way, values, chosen, waits)
@@ -332,7 +327,7 @@ class _Way:
                 self.changed,
                 graph.upsampling,
                 graph.batch,
-                graph.pieces,
+                graph.within,
             ),
             whole,
             left_nodes(graph.gm) | (lookups(graph.gm.graph) if graph.batch else {}),

@@ -85,7 +85,7 @@ from transconv.ir.functions.size_values import MEANING, Values, function_of, pyt
 from transconv.ir.interp.evaluate import Array, Evaluator, Fault, InterpError, Memory, contract, offsets_of
 from transconv.ir.interp.kernel import run
 from transconv.ir.layout import Layout, LayoutBlock
-from transconv.ir.node import Node, ObjectMap, ObjectSet, field_names, node
+from transconv.ir.node import Node, ObjectMap, ObjectSet, field_values, node
 from transconv.ir.operations import (
     Call,
     Cast,
@@ -294,7 +294,7 @@ __all__ = [
     "f16",
     "f32",
     "f64",
-    "field_names",
+    "field_values",
     "find",
     "free_vars",
     "function_of",

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from transconv.ir import TRUE, And, Cast, Const, Eq, Expr, Le, Lt, Mod, Ne, Not, Sizes, conjuncts
+from transconv import ir
 from transconv.simplify.polynomial import Polynomial, atom, expand, is_polynomial
 from transconv.simplify.ranges import ANY, Range, between, range_of_poly
 
@@ -40,14 +40,14 @@ class Facts:
 
     def __init__(
         self,
-        ranges: Mapping[Expr, Range] | None = None,
-        true: Iterable[Expr] = (),
-        multiples: Mapping[Expr, int] | None = None,
+        ranges: Mapping[ir.Expr, Range] | None = None,
+        true: Iterable[ir.Expr] = (),
+        multiples: Mapping[ir.Expr, int] | None = None,
     ) -> None:
-        self._ranges: dict[Expr, Range] = {}
-        self._multiples: dict[Expr, int] = dict(multiples or {})
-        self._true: dict[Expr, None] = {}
-        self._false: dict[Expr, None] = {}
+        self._ranges: dict[ir.Expr, Range] = {}
+        self._multiples: dict[ir.Expr, int] = dict(multiples or {})
+        self._true: dict[ir.Expr, None] = {}
+        self._false: dict[ir.Expr, None] = {}
         self.limits: tuple[Polynomial, ...] = ()  # each is >= 0
         self.residues: tuple[tuple[Polynomial, int], ...] = ()  # (p, n): p % n == 0
         self._unlimited: Facts | None = None
@@ -59,56 +59,51 @@ class Facts:
             self._learn(self._simplified(cond))
 
     @property
-    def ranges(self) -> Mapping[Expr, Range]:
+    def ranges(self) -> Mapping[ir.Expr, Range]:
         """The known ranges of expressions."""
         return MappingProxyType(self._ranges)
 
     @property
-    def multiples(self) -> Mapping[Expr, int]:
+    def multiples(self) -> Mapping[ir.Expr, int]:
         """The known divisors of expressions."""
         return MappingProxyType(self._multiples)
 
     @property
-    def true(self) -> tuple[Expr, ...]:
+    def true(self) -> tuple[ir.Expr, ...]:
         """The conditions that hold, simplified, one entry for each conjunct."""
         return tuple(self._true)
 
-    def with_range(self, var: Expr, lo: int | None, hi: int | None) -> Facts:
+    def with_range(self, var: ir.Expr, lo: int | None, hi: int | None) -> Facts:
         """These facts and ``lo <= var <= hi`` (None: no bound). ``var`` may be any integer expression."""
-        more = self._copy()
-        more._learn_range(var, Range(lo, hi))
-        return more
+        return _with_range(self, var, lo, hi)
 
-    def with_multiple(self, var: Expr, n: int) -> Facts:
+    def with_multiple(self, var: ir.Expr, n: int) -> Facts:
         """These facts and that ``n`` divides ``var``."""
         more = self._copy()
         more._multiples[var] = math.lcm(n, more._multiples.get(var, 1))
         return more
 
-    def assume(self, cond: Expr) -> Facts:
+    def assume(self, cond: ir.Expr) -> Facts:
         """These facts and that a condition holds, for example inside a mask or an ``if``."""
         return self.knowing([self._simplified(cond)])
 
-    def knowing(self, parts: Iterable[Expr]) -> Facts:
+    def knowing(self, parts: Iterable[ir.Expr]) -> Facts:
         """``assume`` for conditions that are already simplified."""
-        more = self._copy()
-        for part in parts:
-            more._learn(part)
-        return more
+        return _knowing(self, tuple(parts))
 
-    def stated_range(self, e: Expr) -> Range:
+    def stated_range(self, e: ir.Expr) -> Range:
         """The range given for exactly this expression."""
         return self._ranges.get(e, ANY)
 
-    def stated_multiple(self, e: Expr) -> int:
+    def stated_multiple(self, e: ir.Expr) -> int:
         """The divisor given for exactly this expression; 1 if there is none."""
         return self._multiples.get(e, 1)
 
-    def truth(self, cond: Expr) -> bool | None:
+    def truth(self, cond: ir.Expr) -> bool | None:
         """Whether exactly this condition is known to hold (True) or not to hold (False), else None."""
         return True if cond in self._true else False if cond in self._false else None
 
-    def poly(self, e: Expr) -> Polynomial:
+    def poly(self, e: ir.Expr) -> Polynomial:
         """The polynomial of an expression over its atoms, which are not simplified."""
         return _polynomial(e)
 
@@ -141,11 +136,27 @@ class Facts:
             self._forget()
 
     def _forget(self) -> None:
-        self.known_ranges: dict[Expr, Range] = {}
-        self.known_multiples: dict[Expr, int] = {}
-        self.simple: dict[Expr, Expr] = {}
-        self.verdicts: dict[Expr, Verdict | None] = {}
+        self.known_ranges: dict[ir.Expr, Range] = {}
+        self.known_multiples: dict[ir.Expr, int] = {}
+        self.simple: dict[ir.Expr, ir.Expr] = {}
+        self.verdicts: dict[tuple[ir.Expr, int], Verdict | None] = {}  # by condition and budget
         self._unlimited = self._without_residues = None
+
+    def _inherit(self, known: Facts) -> None:
+        """Keep the results of smaller facts, which do not depend on what was added."""
+        self.known_ranges, self.known_multiples = dict(known.known_ranges), dict(known.known_multiples)
+        self.simple, self.verdicts = dict(known.simple), dict(known.verdicts)
+        if known._unlimited is not None:
+            self.unlimited._inherit(known._unlimited)
+
+    def _has_asked(self, var: ir.Var) -> bool:
+        """Whether a result may depend on what is known of a variable."""
+        twins = [twin for twin in (self._unlimited, self._without_residues) if twin is not None]
+        return (
+            any(var in known for known in (self.simple, self.known_ranges, self.known_multiples))
+            or any(var in ir.free_vars(condition) for condition in self._true)
+            or any(twin._has_asked(var) for twin in twins)
+        )
 
     def _copy(self) -> Facts:
         twin = Facts()
@@ -156,12 +167,12 @@ class Facts:
         twin.limits, twin.residues = self.limits, self.residues
         return twin
 
-    def _simplified(self, e: Expr) -> Expr:
+    def _simplified(self, e: ir.Expr) -> ir.Expr:
         from transconv.simplify.fixpoint import simplify  # it needs Facts
 
         return simplify(e, self)
 
-    def _learn_range(self, e: Expr, r: Range) -> None:
+    def _learn_range(self, e: ir.Expr, r: Range) -> None:
         if r == ANY:
             return
         self._ranges[e] = r & self._ranges.get(e, ANY)
@@ -171,27 +182,27 @@ class Facts:
             self._learn_limits([-p + r.hi] if r.hi is not None else [])
         self._forget()
 
-    def _learn(self, cond: Expr) -> None:
+    def _learn(self, cond: ir.Expr) -> None:
         """Add a simplified condition to the facts."""
-        if cond is TRUE:
+        if cond is ir.TRUE:
             return
-        if isinstance(cond, And):
-            for part in conjuncts(cond):
+        if isinstance(cond, ir.And):
+            for part in ir.conjuncts(cond):
                 self._learn(part)
             return
         self._true[cond] = None
         match cond:
-            case Not(x):
+            case ir.Not(x):
                 self._false[x] = None
-            case Ne(a, b):
-                self._false[Eq(a, b)] = None
+            case ir.Ne(a, b):
+                self._false[ir.Eq(a, b)] = None
                 if both_integers(a, b):
                     self._learn_unequal(self.poly(a) - self.poly(b))
-            case Lt(a, b) if both_integers(a, b):
+            case ir.Lt(a, b) if both_integers(a, b):
                 self._learn_limits([self.poly(b) - self.poly(a) - 1])
-            case Le(a, b) if both_integers(a, b):
+            case ir.Le(a, b) if both_integers(a, b):
                 self._learn_limits([self.poly(b) - self.poly(a)])
-            case Eq(a, b) if both_integers(a, b):
+            case ir.Eq(a, b) if both_integers(a, b):
                 difference = self.poly(a) - self.poly(b)
                 self._learn_limits([difference, -difference])
                 self._learn_residue(cond)
@@ -206,26 +217,29 @@ class Facts:
         elif r.hi == 0:
             self._learn_limits([-p - 1])
 
-    def _learn_residue(self, cond: Eq) -> None:
+    def _learn_residue(self, cond: ir.Eq) -> None:
         match cond:
-            case Eq(Mod(x, Const(int(n))), Const(int(r))) if n > 0:
+            case ir.Eq(ir.Mod(x, ir.Const(int(n))), ir.Const(int(r))) if n > 0:
                 p = self.poly(x) - r
                 self.residues += ((p, n),)
 
     def _learn_limits(self, limits: list[Polynomial]) -> None:
         """Add that each is >= 0, and the bounds that follow for its atoms."""
         self.limits += tuple(p for p in limits if p.terms)
+        self._forget()
         for p in limits:
             for mono, c in p.terms:
                 if len(mono) != 1:
                     continue
-                self._forget()
                 rest = range_of_poly(p - Polynomial.of([(mono, c)]), self.unlimited)
                 if rest.hi is None:
                     continue
                 e = _unwidened(mono[0])
                 bound = between(-(rest.hi // c), math.inf) if c > 0 else between(-math.inf, rest.hi // -c)
-                self._ranges[e] = bound & self._ranges.get(e, ANY)
+                before = self._ranges.get(e, ANY)
+                if (after := bound & before) != before:
+                    self._ranges[e] = after
+                    self._forget()
         self._forget()
 
     def __repr__(self) -> str:
@@ -233,29 +247,49 @@ class Facts:
         return f"Facts({ranges}; {', '.join(map(str, self._true))}; {self._multiples})"
 
 
+MOST_INHERITED = 1 << 11  # results
+
+
+@functools.lru_cache(maxsize=256)  # passes of a kernel ask for the same facts, one after another
+def _with_range(known: Facts, e: ir.Expr, lo: int | None, hi: int | None) -> Facts:
+    more = known._copy()
+    more._learn_range(e, Range(lo, hi))
+    if isinstance(e, ir.Var) and len(known.simple) <= MOST_INHERITED and not known._has_asked(e):
+        more._inherit(known)
+    return more
+
+
+@functools.lru_cache(maxsize=256)
+def _knowing(known: Facts, parts: tuple[ir.Expr, ...]) -> Facts:
+    more = known._copy()
+    for part in parts:
+        more._learn(part)
+    return more
+
+
 @functools.lru_cache(maxsize=1 << 15)
-def _polynomial(e: Expr) -> Polynomial:
+def _polynomial(e: ir.Expr) -> Polynomial:
     """``Facts.poly``, the same whatever is known."""
-    return expand(e) if isinstance(e, Const) or is_polynomial(e) else atom(e)
+    return expand(e) if isinstance(e, ir.Const) or is_polynomial(e) else atom(e)
 
 
-def both_integers(a: Expr, b: Expr) -> bool:
+def both_integers(a: ir.Expr, b: ir.Expr) -> bool:
     """Whether two expressions are of integers."""
     return a.dtype.is_integer and b.dtype.is_integer
 
 
-def _unwidened(e: Expr) -> Expr:
+def _unwidened(e: ir.Expr) -> ir.Expr:
     """The operand of the cast that ``atom`` puts around nodes that are no positions."""
-    return e.x if isinstance(e, Cast) and e.x.dtype.kind in ("int", "bool") else e
+    return e.x if isinstance(e, ir.Cast) and e.x.dtype.kind in ("int", "bool") else e
 
 
-def facts_of(sizes: Sizes | None) -> Facts:
+def facts_of(sizes: ir.Sizes | None) -> Facts:
     """The requirements of sizes that are arguments, as facts; no facts for None."""
-    return _required(sizes.requirements)._copy() if sizes else Facts()
+    return _required(sizes.requirements if sizes else ())
 
 
 @functools.lru_cache(maxsize=64)
-def _required(conditions: tuple[Expr, ...]) -> Facts:
+def _required(conditions: tuple[ir.Expr, ...]) -> Facts:
     """Most passes ask for the facts of their kernel's sizes."""
     return Facts(true=conditions)
 
@@ -266,5 +300,5 @@ NO_FACTS = Facts()
 def forget_simplified() -> None:
     """What was simplified for all of this process, which other rules may simplify otherwise."""
     NO_FACTS.forget_if_large(-1)
-    _required.cache_clear()
-    _polynomial.cache_clear()
+    for kept in (_required, _with_range, _knowing, _polynomial):
+        kept.cache_clear()

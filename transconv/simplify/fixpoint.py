@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from itertools import permutations
+from operator import is_
 from typing import Any
 
 from transconv import ir
@@ -187,9 +188,9 @@ def _mapped(e: ir.Expr, child: Callable[[ir.Expr], ir.Expr]) -> ir.Expr:
             return value if isinstance(value, ir.Lane) else child(value)
         return tuple(map(new, value)) if isinstance(value, tuple) else value
 
-    old = [getattr(e, name) for name in ir.field_names(type(e))]
+    old = ir.field_values(e)
     made = [new(value) for value in old]
-    return e if all(a is b for a, b in zip(made, old, strict=True)) else type(e)(*made)
+    return e if all(map(is_, made, old)) else type(e)(*made)
 
 
 def _logic(e: ir.Logic, facts: Facts) -> ir.Expr:
@@ -244,6 +245,7 @@ def _flat(e: ir.Expr, kind: type[ir.Logic]) -> list[ir.Expr]:
     return [e]
 
 
+@functools.lru_cache(maxsize=1 << 14)
 def _leaves(e: ir.Expr) -> frozenset[ir.Node]:
     return frozenset(n for n in ir.walk(e) if isinstance(n, (ir.Var, ir.Lane, ir.Load)))
 

@@ -141,6 +141,9 @@ class Polynomial:
             return self if other == 1 else Polynomial(self.atoms, None, terms, self.const * other)
         if not self.terms or not other.terms:
             return other * self.const if not self.terms else self * other.const
+        if len(self.terms) == len(other.terms) == 1 and not self.const and not other.const:
+            ((left, c),), ((right, d),) = self.terms, other.terms
+            return Polynomial(tuple(dict.fromkeys(left + right)), None, ((ordered(left + right), c * d),))
         p, q, atoms = self._tidy()._both(other._tidy())
         product = p * q
         return Polynomial(atoms, product.ring.from_terms(product.terms()))
@@ -221,7 +224,10 @@ def ordered(factors: Iterable[Expr]) -> Mono:
 
 def is_polynomial(e: Expr) -> bool:
     """Whether the node is ``+ - *`` of positions. Other integers wrap around, so they are excluded."""
-    return isinstance(e, (Add, Sub, Mul, Neg)) and e.dtype.kind == "index"
+    return type(e) in SUMS and e.dtype.kind == "index"
+
+
+SUMS = frozenset((Add, Sub, Mul, Neg))
 
 
 def atom(e: Expr) -> Polynomial:
@@ -237,21 +243,21 @@ def expand(e: Expr, leaf: Callable[[Expr], Polynomial] = atom) -> Polynomial:
     while stack:
         at, k = stack.pop()
         part: Polynomial | None = None
-        match at:
-            case Const(value) if at.dtype.kind != "float":
-                const += k * int(value)
-            case _ if not is_polynomial(at):
-                part = leaf(at)
-            case Add(a, b):
-                stack += [(b, k), (a, k)]
-            case Sub(a, b):
-                stack += [(b, -k), (a, k)]
-            case Neg(x):
-                stack.append((x, -k))
-            case Mul(a, Const(value)) | Mul(Const(value), a):
-                stack.append((a, k * int(value)))
-            case Mul(a, b):
-                part = expand(a, leaf) * expand(b, leaf)
+        if isinstance(at, Const) and at.dtype.kind != "float":
+            const += k * int(at.value)
+        elif not is_polynomial(at):
+            part = leaf(at)
+        elif isinstance(at, (Add, Sub)):
+            stack += [(at.b, k if isinstance(at, Add) else -k), (at.a, k)]
+        elif isinstance(at, Neg):
+            stack.append((at.x, -k))
+        elif isinstance(at, Mul):
+            if isinstance(at.b, Const):
+                stack.append((at.a, k * int(at.b.value)))
+            elif isinstance(at.a, Const):
+                stack.append((at.b, k * int(at.a.value)))
+            else:
+                part = expand(at.a, leaf) * expand(at.b, leaf)
         if part is not None:
             const += k * part.const
             for mono, c in part.terms:

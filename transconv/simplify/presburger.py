@@ -68,10 +68,9 @@ def decide(condition: ir.Expr, facts: Facts, steps: int = STEPS) -> Verdict | No
     suffice."""
     from transconv.simplify.fixpoint import tell  # it asks here
 
-    if condition in facts.verdicts:
-        return facts.verdicts[condition]
-    found = _decide(condition, facts, steps)
-    facts.verdicts[condition] = found
+    if (condition, steps) in facts.verdicts:
+        return facts.verdicts[condition, steps]
+    found = facts.verdicts[condition, steps] = _decide(condition, facts, steps)
     if found is not None:
         tell(found.rule, condition, ir.TRUE if found.truth else ir.FALSE, facts)
     return found
@@ -392,11 +391,16 @@ def truths_at_points(condition: ir.Expr, facts: Facts, given: Iterable[ir.Expr] 
 def at_point(e: ir.Expr, at: Mapping[ir.Expr, int]) -> int:
     """The value where variables and lanes have the values ``at``, for integers without bounds. Raises
     TypeError for a node that has none."""
+    kind = type(e)
+    if kind is ir.Var or kind is ir.Lane:
+        return at[e]
+    if (
+        (meaning := ir.MEANING.get(kind))
+        and isinstance(e, ir.Binary)
+        and e.a.dtype.kind != "int" != e.b.dtype.kind
+    ):
+        return meaning(at_point(e.a, at), at_point(e.b, at))
     match e:
-        case ir.Var() | ir.Lane():
-            return at[e]
-        case ir.Binary() if type(e) in ir.MEANING and e.a.dtype.kind != "int" != e.b.dtype.kind:
-            return ir.MEANING[type(e)](at_point(e.a, at), at_point(e.b, at))
         case ir.Const(value) if e.dtype.kind != "float":
             return int(value)
         case ir.Neg(x):

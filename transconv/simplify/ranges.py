@@ -6,7 +6,8 @@ Intervals of integers, possibly without a lower or an upper bound, and their ari
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
 
 from transconv import ir
 from transconv.simplify.polynomial import Mono, Polynomial, is_polynomial
@@ -26,7 +27,7 @@ def range_of(e: ir.Expr, facts: Facts) -> Range:
         found = _of_tree(e, facts) & facts.stated_range(e)
         if is_polynomial(e):
             found &= range_of_poly(facts.poly(e), facts)
-        elif facts.limits and e.dtype.is_integer:
+        elif facts.limits and e.dtype.is_integer and not isinstance(e, ir.Const):
             found &= _limited(Polynomial.atom(e), facts)
         facts.known_ranges[e] = found
     return found
@@ -42,9 +43,9 @@ def _interval(p: Polynomial, facts: Facts) -> Range:
     hi: float = p.const
     for mono, c in p.terms:
         r = range_of_product(mono, facts)
-        ends = c * r.low, c * r.high
-        lo += min(ends)
-        hi += max(ends)
+        one, other = c * r.low, c * r.high
+        lo += one if one < other else other
+        hi += other if one < other else one
     return between(lo, hi)
 
 
@@ -75,7 +76,8 @@ def _at_least(own: dict[Mono, int], const: int, facts: Facts) -> float:
 
     Multiples of several inequalities are subtracted, each if that improves the bound of the rest.
     """
-    best = _low_end(own, const, facts.unlimited)
+    plain = facts.unlimited
+    best = _low_end(own.items(), const, plain)
     for limit in facts.limits:
         for mono, c in limit.terms:
             if mono not in own:
@@ -83,22 +85,25 @@ def _at_least(own: dict[Mono, int], const: int, facts: Facts) -> float:
             k, odd = divmod(own[mono], c)
             if k <= 0 or odd:
                 continue
-            rest = own | {m: own.get(m, 0) - k * d for m, d in limit.terms}
-            rest = {m: n for m, n in rest.items() if n}
-            bound = _low_end(rest, const - k * limit.const, facts.unlimited)
+            before = [(m, own[m]) for m, _ in limit.terms if m in own]
+            after = [(m, n) for m, d in limit.terms if (n := own.get(m, 0) - k * d)]
+            less, more = _low_end(before, k * limit.const, plain), _low_end(after, 0, plain)
+            bound = best[0] - less[0] + more[0], best[1] - less[1] + more[1]
             if bound > best:
-                own, const, best = rest, const - k * limit.const, bound
+                own = {m: n for m, n in own.items() if (m, n) not in before} | dict(after)
+                best = bound
                 break
     return best[1] if best[0] == 0 else -INF
 
 
-def _low_end(terms: dict[Mono, int], const: int, facts: Facts) -> tuple[int, float]:
+def _low_end(terms: Iterable[tuple[Mono, int]], const: int, facts: Facts) -> tuple[int, float]:
     """Minus the number of terms without a lower bound, and the sum of the other bounds and ``const``."""
     total: float = const
     unbounded = 0
-    for mono, c in terms.items():
+    for mono, c in terms:
         r = range_of_product(mono, facts)
-        end = min(c * r.low, c * r.high)
+        one, other = c * r.low, c * r.high
+        end = one if one < other else other
         if end == -INF:
             unbounded += 1
         else:
@@ -107,50 +112,54 @@ def _low_end(terms: dict[Mono, int], const: int, facts: Facts) -> tuple[int, flo
 
 
 def _of_tree(e: ir.Expr, facts: Facts) -> Range:
-    narrow = Range(*e.dtype.limits) if e.dtype.kind == "int" else ANY
-    if e.dtype.kind == "float":
+    kind = e.dtype.kind
+    if kind == "float":
         return ANY
-    match e:
-        case ir.Const(int(value)):
-            return Range(int(value), int(value))
-        case ir.Lane(_, extent):
-            return Range(0, extent - 1)
-        case ir.Var():
-            return BIT if e.dtype.kind == "bool" else narrow
-        case _ if e.dtype.kind == "bool":
-            return BIT
-        case ir.Add(a, b):
-            found = range_of(a, facts) + range_of(b, facts)
-        case ir.Sub(a, b):
-            found = range_of(a, facts) + -range_of(b, facts)
-        case ir.Mul(a, b):
-            found = range_of(a, facts) * range_of(b, facts)
-        case ir.Neg(x):
-            found = -range_of(x, facts)
-        case ir.FloorDiv(a, b) | ir.Call("quotient", (a, b)):
-            found = quotient(range_of(a, facts), range_of(b, facts))
-        case ir.Mod(a, b) | ir.Call("remainder", (a, b)):
-            found = _of_remainder(a, range_of(b, facts), facts)
-        case ir.Min(a, b):
-            p, q = range_of(a, facts), range_of(b, facts)
-            found = between(min(p.low, q.low), min(p.high, q.high, _half(a, b, 0, facts).high))
-        case ir.Max(a, b):
-            p, q = range_of(a, facts), range_of(b, facts)
-            found = between(max(p.low, q.low, _half(a, b, 1, facts).low), max(p.high, q.high))
-        case ir.Select(_, yes, no):
-            found = range_of(yes, facts) | range_of(no, facts)
-        case ir.Cast(x) if x.dtype.kind != "float":
-            found = range_of(x, facts)
-        case ir.Shl(a, ir.Const(int(value))) if 0 <= value < 64:
-            found = range_of(a, facts) * Range(1 << value, 1 << value)
-        case ir.Shr(a, ir.Const(int(value))) if value >= 0:
-            found = quotient(range_of(a, facts), Range(1 << value, 1 << value))
-        case ir.And(a, b) | ir.Or(a, b) | ir.Xor(a, b):
-            found = _of_bits(e, range_of(a, facts), range_of(b, facts))
-        case _:
-            return narrow
+    if isinstance(e, ir.Const) and isinstance(e.value, int):
+        return Range(int(e.value), int(e.value))
+    if isinstance(e, ir.Lane):
+        return Range(0, e.extent - 1)
+    if kind == "bool":
+        return BIT
+    rule = OF.get(type(e))
+    found = rule(e, facts) if rule else None
+    if kind != "int":
+        return found or ANY
+    narrow = Range(*e.dtype.limits)
     # If the range exceeds the width of the type, the value may have wrapped around to any number.
-    return found & narrow if found | narrow == narrow else narrow
+    return found & narrow if found and found | narrow == narrow else narrow
+
+
+def _of_quotient(e: Any, facts: Facts) -> Range:
+    return quotient(range_of(e.a, facts), range_of(e.b, facts))
+
+
+def _of_call(e: Any, facts: Facts) -> Range | None:
+    match e:
+        case ir.Call("quotient", (a, b)):
+            return quotient(range_of(a, facts), range_of(b, facts))
+        case ir.Call("remainder", (a, b)):
+            return _of_remainder(a, range_of(b, facts), facts)
+    return None
+
+
+def _of_min(e: Any, facts: Facts) -> Range:
+    p, q = range_of(e.a, facts), range_of(e.b, facts)
+    return between(min(p.low, q.low), min(p.high, q.high, _half(e.a, e.b, 0, facts).high))
+
+
+def _of_max(e: Any, facts: Facts) -> Range:
+    p, q = range_of(e.a, facts), range_of(e.b, facts)
+    return between(max(p.low, q.low, _half(e.a, e.b, 1, facts).low), max(p.high, q.high))
+
+
+def _of_shift(e: Any, facts: Facts) -> Range | None:
+    match e:
+        case ir.Shl(a, ir.Const(int(value))) if 0 <= value < 64:
+            return range_of(a, facts) * Range(1 << value, 1 << value)
+        case ir.Shr(a, ir.Const(int(value))) if value >= 0:
+            return quotient(range_of(a, facts), Range(1 << value, 1 << value))
+    return None
 
 
 def _half(a: ir.Expr, b: ir.Expr, up: int, facts: Facts) -> Range:
@@ -182,6 +191,27 @@ def _of_bits(e: ir.Expr, a: Range, b: Range) -> Range:
     if a.low < 0 or b.low < 0 or a.hi is None or b.hi is None:
         return ANY
     return Range(0, (1 << max(a.hi, b.hi).bit_length()) - 1)
+
+
+OF: dict[type[ir.Expr], Callable[[Any, Facts], Range | None]] = {
+    ir.Add: lambda e, facts: range_of(e.a, facts) + range_of(e.b, facts),
+    ir.Sub: lambda e, facts: range_of(e.a, facts) + -range_of(e.b, facts),
+    ir.Mul: lambda e, facts: range_of(e.a, facts) * range_of(e.b, facts),
+    ir.Neg: lambda e, facts: -range_of(e.x, facts),
+    ir.FloorDiv: _of_quotient,
+    ir.Mod: lambda e, facts: _of_remainder(e.a, range_of(e.b, facts), facts),
+    ir.Call: _of_call,
+    ir.Min: _of_min,
+    ir.Max: _of_max,
+    ir.Select: lambda e, facts: range_of(e.yes, facts) | range_of(e.no, facts),
+    ir.Cast: lambda e, facts: None if e.x.dtype.kind == "float" else range_of(e.x, facts),
+    ir.Shl: _of_shift,
+    ir.Shr: _of_shift,
+    **dict.fromkeys(
+        (ir.And, ir.Or, ir.Xor), lambda e, facts: _of_bits(e, range_of(e.a, facts), range_of(e.b, facts))
+    ),
+}
+"""What the range of a node follows from, by its class."""
 
 
 def multiple_of(e: ir.Expr, facts: Facts) -> int:

@@ -83,6 +83,13 @@ def _flag(text: str) -> bool:
     return _one_of("0", "1")(text) == "1"
 
 
+def _workspace(text: str) -> int | None:
+    pairs = re.findall(r":(\d+):(\d+)", text)  # as torch reads it, which refuses nothing
+    if text and not pairs:
+        raise ValueError(text)
+    return sum(1024 * int(size) * int(count) for size, count in pairs) if pairs else None
+
+
 def _triton_flag(text: str) -> bool:
     return text.lower() in ("1", "true", "yes", "on")  # as Triton reads it, which refuses nothing
 
@@ -244,6 +251,14 @@ interpret = Knob(
     "Triton's own: 1 runs kernels in its interpreter, on CPU tensors",
     _triton_flag,
 )
+products = Knob(
+    "CUBLAS_WORKSPACE_CONFIG",
+    "pairs of KiB and a count, such as :4096:2:16:8",
+    "",
+    "torch's own: the workspace of its library of products, which counts within a bound of memory; not "
+    "set: torch's default for the chip",
+    _workspace,
+)
 opencl = Knob(
     "TRANSCONV_OPENCL",
     "a folder",
@@ -268,6 +283,7 @@ KNOBS: tuple[Knob[Any], ...] = (
     trust,
     tuned,
     interpret,
+    products,
     opencl,
 )
 

@@ -147,6 +147,8 @@ class Target:
     ``lane_regs``: 32-bit registers of a lane where operands on their way to the matrix unit take some; 0
     where shared memory holds them. Tiles that are estimated to need more are proposed last.
     ``link_gbs``: what copies to and from pinned host memory bring each way, in GB/s; nowhere measured.
+    ``products_bytes``: the workspace that torch's library of products takes once on each stream, unless
+    ``CUBLAS_WORKSPACE_CONFIG`` says otherwise (torch 2.13, CublasHandlePool.cpp).
     ``without``: element types that its kernels cannot have. ``since``: the oldest release of Triton whose
     kernels may run on it, empty for any.
     """
@@ -169,6 +171,7 @@ class Target:
     l2_gbs: float = L2_GBS
     lane_regs: int = 0
     link_gbs: float = 25.0
+    products_bytes: int = 0
     without: frozenset[DType] = frozenset()
     since: tuple[int, ...] = ()
 
@@ -291,6 +294,7 @@ def _cuda(
         frozenset({f16, bf16, f32, i8, *(F8 if arch >= 89 else ()), *dtypes}),
         ANY_F32,
         link_gbs=50.0 if arch >= 90 else 25.0,  # assumed: PCI Express 5.0 and 4.0 carry 63 and 31.5
+        products_bytes=32 * MIB if arch // 10 in (9, 10, 12) else 2 * 4096 * KIB + 8 * 16 * KIB,
         since=since,
     )
 
@@ -356,6 +360,7 @@ def _hip(
         frozenset(dtypes),
         precisions,
         lane_regs=0 if "async_copy" in features else 8 * warp_size,
+        products_bytes=(128 if arch.startswith(("gfx94", "gfx95")) else 32) * MIB,
     )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.known_kernels import known_kernels  # noqa: F401  (a fixture)
 from tests.runtime.standalone.alone import load
 from tests.runtime.standalone.cases import compute, computed_here, conv, run_alone
 from transconv import ir

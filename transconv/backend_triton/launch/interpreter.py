@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import linecache
 import re
 from collections.abc import Iterator
@@ -43,7 +44,8 @@ def prepare_interpreter() -> None:
     a wait does nothing. It lacks ``map_elementwise``, too: functions of numbers are functions of tiles
     here.
 
-    It makes a kernel once more, and reads its source again, to find its first line.
+    It makes a kernel once more, and reads its source again, to find its first line. It counts the lines of
+    each node anew.
 
     It multiplies matrices by BLAS, which may add up a row in another order than its neighbours: a matrix
     unit does not. Kernels whose sizes are arguments, which promise each sample's bits wherever it lies,
@@ -104,6 +106,7 @@ def prepare_interpreter() -> None:
 
     InterpreterBuilder.create_dot = create_dot
     FunctionRewriter._get_jit_fn_file_line = lambda self: place_of(self.fn)
+    FunctionRewriter._transform_ast = rewritten
     InterpreterBuilder.create_fma = create_fma
     InterpreterBuilder.create_splat, InterpreterBuilder.cast_impl = create_splat, cast_impl
     InterpreterBuilder.create_fp_to_fp = create_fp_to_fp
@@ -128,6 +131,12 @@ def prepare_interpreter() -> None:
     interpreter._patch_builtin = patch_builtin
     for package in (language, math, core, core.tensor):
         builtins_of(package)  # before a launch replaces them
+
+
+def rewritten(self: Any, source: str) -> Any:
+    """The tree of a kernel as the interpreter runs it, at the lines of its file."""
+    tree = ast.parse("\n" * (self.def_file_lineno - 1) + source)
+    return ast.fix_missing_locations(self.ast_transformer.visit(tree))
 
 
 @lru_cache(maxsize=16)

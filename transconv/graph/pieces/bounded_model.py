@@ -100,7 +100,7 @@ class BoundReport:
     @property
     def peak(self) -> int:
         """Bytes that are there at once at most, as estimated: weights, inputs, and what kernels make."""
-        return max((p.peak for p in self.plans), default=0)
+        return max((*(p.peak for p in self.plans), *self.bound.left.values()), default=0)
 
     @property
     def pinned(self) -> int:
@@ -142,21 +142,32 @@ class BoundReport:
                 lines.append(
                     f"  {p.level:4}  {count:>6}  {size_text(p.peak):>9}  {p.us:9.4g}  {'; '.join(kept)}"
                 )
+        lines += [f"{of}, whole: {size_text(n)} at least" for of, n in self.bound.left.items()]
         return "\n".join(lines)
 
 
-def refuse_beyond(plan: PiecePlan, bound: MemoryBound) -> None:
-    """Raise Unsupported for a plan that exceeds a bound, with the least that would do, and why."""
-    if plan.peak <= bound.bytes:
+def refuse_beyond(plan: PiecePlan, bound: MemoryBound, aside: int = 0) -> None:
+    """Raise Unsupported for a plan that exceeds a bound, with the least that would do, and why. ``aside``:
+    bytes that libraries take."""
+    if plan.passes:
+        worst = max(plan.passes, key=lambda p: p.peak)
+        count = worst.pieces * worst.columns
+        many = "whole" if count == 1 else f"in {count} pieces"
+        along = f" along {plan.axes}" * bool(plan.over)
+        refuse(bound, plan.peak, plan.beside, aside, f"{worst.largest} runs, {many}", along)
+
+
+def refuse(bound: MemoryBound, needed: int, beside: int, aside: int, doing: str, along: str = "") -> None:
+    """Raise Unsupported where more is ``needed`` than a bound. ``beside``: bytes that are there anyway,
+    and ``aside`` those of them that libraries take; ``doing``: while what happens the most is there."""
+    if needed <= bound.bytes:
         return
-    worst = max(plan.passes, key=lambda p: p.peak)
-    count = worst.pieces * worst.columns
-    many = "whole" if count == 1 else f"in {count} pieces"
+    also = f", {size_text(aside)} what torch's libraries take" * bool(aside)
     raise Unsupported(
         "within:memory",
-        f"memory={bound.told!r} is too small: at least {size_text(plan.peak, up=True)} are needed"
-        f"{f' along {plan.axes}' * bool(plan.over)}, of which {size_text(plan.beside)} are weights and "
-        f"other tensors that the caller holds; the most is there while {worst.largest} runs, {many}",
+        f"memory={bound.told!r} is too small: at least {size_text(needed, up=True)} are needed{along}, "
+        f"of which {size_text(beside - aside)} are weights and other tensors that the caller holds{also}; "
+        f"the most is there while {doing}",
     )
 
 

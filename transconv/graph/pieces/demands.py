@@ -83,6 +83,7 @@ class Demand:
     regions: dict[StepMemory, AxisSpan] = field(default_factory=dict)
     reads: dict[StepMemory, AxisSpan] = field(default_factory=dict)
     column: Demand | None = None
+    took: float | None = field(default=None, init=False)  # what ``us`` found
 
     @property
     def order(self) -> list[Step]:
@@ -93,7 +94,9 @@ class Demand:
     @property
     def us(self) -> float:
         """Microseconds of the steps, by the share that runs of each."""
-        return sum(step.us * self.share(step) + LAUNCH_US for step in self.order)
+        if self.took is None:
+            self.took = sum(step.us * self.share(step) + LAUNCH_US for step in self.order)
+        return self.took
 
     def share(self, step: Step) -> float:
         """The share that runs of a step."""
@@ -143,23 +146,36 @@ class Demand:
     ) -> tuple[list[TensorWindow | None], int]:
         """How a step sees a tensor, along each axis of pieces, and how many elements it begins behind the
         beginning of the part that is there, or of the whole."""
-        operand = step.operands[name]
-        memory = operand.memory
+        memory, (_, strides, _) = step.operands[name].memory, step.lie(name)
         part = parts.get(memory, memory.all)
-        _, strides, _ = step.lie(name)
-        behind = memory.at(operand.behind, part)
-        behind -= sum(memory.at(there.start, part) for _, there in memory.cuts(part))
         found: list[TensorWindow | None] = []
-        for of, own in ((self, step), (self.column, step.across)):
-            if of is None or own is None or not is_cut(own, name):
+        for of, own in self.cutting(step, name):
+            if of is None or own is None:
                 found.append(None)
                 continue
             (_, _, slot), seen = own.lie(name), of.seen(own, name)
             assert slot is not None
             lies = part if of is not self else TensorPart(part.along)
             found.append(TensorWindow(slot, seen, tuple(memory.at(s, lies) for s in strides)))
-            behind += memory.at(seen.start * strides[slot], part)
-        return found, behind
+        return found, self.behind(step, name, part)
+
+    def cutting(self, step: Step, name: str) -> list[tuple[Demand | None, Step | None]]:
+        """Along each axis of pieces what cuts a tensor of a step, or nothing."""
+        each = (self, step), (self.column, step.across)
+        return [(of, s) if of and s and is_cut(s, name) else (None, None) for of, s in each]
+
+    def behind(self, step: Step, name: str, part: TensorPart) -> int:
+        """How many elements behind the beginning of a part that is there a step sees a tensor begin."""
+        operand, (_, strides, _) = step.operands[name], step.lie(name)
+        memory = operand.memory
+        found = memory.at(operand.behind, part)
+        found -= sum(memory.at(there.start, part) for _, there in memory.cuts(part))
+        for of, own in self.cutting(step, name):
+            if of is not None and own is not None:
+                slot = own.lie(name)[2]
+                assert slot is not None
+                found += memory.at(of.seen(own, name).start * strides[slot], part)
+        return found
 
     def aside(
         self, step: Step, kept: Collection[StepMemory], parts: Mapping[StepMemory, TensorPart]
@@ -174,9 +190,8 @@ class Demand:
             elif is_alone(step, name, self, kept):
                 found += memory.part_bytes(self.part(memory, self.regions[memory]))
             elif self.cuts(step, name):
-                windows, behind = self.windows(step, name, parts)
-                if behind * size % ALIGNMENT:
-                    each = [w for w in windows if w is not None]
+                if self.behind(step, name, parts.get(memory, memory.all)) * size % ALIGNMENT:
+                    each = [w for w in self.windows(step, name, parts)[0] if w is not None]
                     own = {w.dim: w.span.size for w in each}
                     ends = [own.get(d, n) - 1 for d, n in enumerate(step.lie(name)[0])]
                     found += size * (1 + sum(n * s for n, s in zip(ends, each[-1].strides, strict=True)))

@@ -43,21 +43,43 @@ class MemoryAct(NamedTuple):
 @dataclass(slots=True)
 class KnownPasses:
     """``demands``: of pieces of passes, the tensors that each sees, which of them were kept, and what it
-    takes; ``cuts``: in how many pieces passes run, by all that decides it."""
+    takes; ``middles``: what passes take beyond what is there before them, but for the edges of pieces,
+    and a piece in the middle, by what decides it; ``exact``: the same, exactly; ``cuts``: in how many
+    pieces passes run, by all that decides it; ``handed``: the tensors that are results."""
 
+    handed: Sequence[StepMemory]
     demands: dict[tuple[PassResults, int, int], list[tuple[set[StepMemory], set[StepMemory], Demand]]] = (
         field(default_factory=dict)
     )
+    middles: dict[Any, tuple[int, Demand | None]] = field(default_factory=dict)
+    exact: dict[Any, int] = field(default_factory=dict)
     cuts: dict[Any, tuple[Any, ...]] = field(default_factory=dict)
+
+    def anew(self) -> KnownPasses:
+        """The same for another bound."""
+        return KnownPasses(self.handed, self.demands, self.middles, self.exact)
+
+
+class PassStart(NamedTuple):
+    """What decides how a pass is cut. ``there``: bytes that are there before it, and ``left`` those
+    without inputs that nothing needs any more; ``alive``: the tensors it touches that are there;
+    ``waits``: those that wait in host memory; ``key``: what decides what it takes beyond that, but for the
+    number of pieces."""
+
+    there: int
+    left: int
+    alive: frozenset[StepMemory]
+    waits: frozenset[StepMemory]
+    key: tuple[Any, ...]
 
 
 @dataclass(slots=True, eq=False)
 class PiecePass:
     """What runs at a level: ``whole`` steps, then ``pieces`` pieces of what is ``wanted``, of each of
     ``columns`` of a second axis, one after another. ``over``: kept tensors that take the place of others
-    that nothing reads behind the pass; ``sample``: a piece in the middle; ``peak``: bytes of all that is
-    there at once; ``us``: microseconds; ``copies``: those of its copies to and from host memory, of
-    which it waits for ``exposed``."""
+    that nothing reads behind the pass; ``sample``: a piece in the middle; ``start``: what is there before
+    it; ``peak``: bytes of all that is there at once; ``us``: microseconds; ``copies``: those of its copies
+    to and from host memory, of which it waits for ``exposed``."""
 
     level: int
     whole: list[Step]
@@ -66,17 +88,26 @@ class PiecePass:
     columns: int = 1
     over: dict[StepMemory, StepMemory] = field(default_factory=dict)
     sample: Demand | None = None
+    start: PassStart | None = None
     peak: int = 0
     us: float = 0.0
     copies: float = 0.0
     exposed: float = 0.0
 
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """All that decides what it takes beyond what is there before it."""
+        assert self.start is not None
+        return *self.start.key, self.pieces, self.columns, tuple(self.over.items())
+
     def demand(self, number: int, kept: set[StepMemory], known: KnownPasses) -> Demand:
         """What a piece takes without the one before; one that is ``known`` for the same tensors kept, of
         those that it sees."""
         found = known.demands.setdefault((self.wanted, number, self.pieces), [])
-        for seen, own, made in found:
+        for place in range(len(found) - 1, -1, -1):  # what was used last is used again soon
+            seen, own, made = found[place]
             if kept & seen == own:
+                found.append(found.pop(place))
                 return made
         made = demand(kept, *self.wanted.piece(number, self.pieces))
         seen = {*made.regions, *made.reads}
@@ -297,7 +328,7 @@ def acts(
                 if m not in own and m in going and final[m] == i:
                     alive.discard(m)
                     yield i - 1, MemoryAct("drop", m)
-                elif acted := link.leaves(m, i - 1):
+                elif m in plan.waits and (acted := link.leaves(m, i - 1)):
                     yield from ((i - 1, act) for act in acted)
                 elif m in own and m not in p.over:
                     if i < len(pieces) and (tail := pieces[i].taken(m)).size:

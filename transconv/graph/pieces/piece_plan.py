@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from math import inf
 
 from transconv.graph.pieces.demands import Demand, PassResults
@@ -28,7 +29,7 @@ from transconv.graph.pieces.piece_passes import (
     NO_RESULTS,
     Held,
     KnownPasses,
-    MemoryAct,
+    PassStart,
     PiecePass,
     PiecePlan,
     acts,
@@ -71,10 +72,12 @@ def planned(steps: Sequence[Step], beside: int, bound: int, host: int = 0) -> Pi
     the steps do; ``host``: those of pinned host memory in which tensors may wait."""
     whole = undivided(steps)
     plan = PiecePlan(whole, set(), [PiecePass(0, whole, NO_RESULTS)], {}, beside)
-    plan.last = _last(plan)
-    if settled(plan).peak <= bound:
+    known = KnownPasses([m for m in memories(steps) if m.handed])
+    plan.last = _last(plan, known)
+    _enter_starts(plan, _born(plan))
+    if settled(plan, known).peak <= bound:
         return plan
-    must, known = _must(steps), KnownPasses()
+    must = _must(steps)
     level, made = levels(steps, must), dict[StepMemory, int]()
     for s in steps:
         for o in s.stored.values():
@@ -87,7 +90,7 @@ def planned(steps: Sequence[Step], beside: int, bound: int, host: int = 0) -> Pi
     if plan.peak <= bound:
         other = _within(steps, beside, bound, goals[:2], host, plan.kept, known)
         return other if other.peak <= bound and other.us < WORTH * plan.us else plan
-    other = _within(steps, beside, bound, goals, host, must | later, KnownPasses(known.demands))
+    other = _within(steps, beside, bound, goals, host, must | later, known.anew())
     return min(plan, other, key=lambda p: p.peak)
 
 
@@ -108,30 +111,27 @@ def _within(
             continue
         plan = _searched(steps, beside, goal, known, host, first)
         far = plan.peak > goal  # its tensors take more in any number of pieces
-        found.append(plan := settled(plan))
+        found.append(plan := settled(plan, known))
         for _ in range(0 if far else EXACT):  # the first or the last piece takes more than the middle
             if plan.peak <= bound or goal <= 0:
                 break
             goal -= plan.peak - bound
-            found.append(
-                plan := settled(
-                    laid_out(steps, plan.kept, beside, goal, KnownPasses(known.demands), plan.waits)
-                )
-            )
+            finer = laid_out(steps, plan.kept, beside, goal, known.anew(), plan.waits)
+            assert finer is not None
+            found.append(plan := settled(finer, known))
         if plan.peak <= bound:
             return plan
         known.cuts = {k: cut for k, cut in known.cuts.items() if cut[3] > bound}  # the least of each
     return min(found, key=lambda p: p.peak)
 
 
-def settled(plan: PiecePlan) -> PiecePlan:
+def settled(plan: PiecePlan, known: KnownPasses) -> PiecePlan:
     """The plan, with what each pass takes exactly."""
-    held, alive = Held(plan), set[StepMemory]()
     for p in plan.passes:
-        held.most = held.now
-        for _, act in acts(plan, p, p.demands(plan.kept), alive):
-            held.do(act)
-        p.peak = held.most
+        assert p.start is not None
+        if (found := known.exact.get(key := p.key)) is None:
+            found = known.exact[key] = _taken(p, plan, p.demands(plan.kept))
+        p.peak = p.start.left + found
         p.timed(plan.waits)
     return plan
 
@@ -142,13 +142,17 @@ def _searched(
     """The best plan found by changes of what is kept, and what waits in host memory, with what a piece in
     the middle takes."""
     must, best = _must(steps), laid_out(steps, first, beside, bound, known)
+    assert best is not None
     for _ in range(TRIED):
         found: tuple[tuple[float, ...], PiecePlan] | None = None
-        others = _others(best, must) if best.exceeds(bound)[0] else _exchanged(best, must)
-        for kept, waits in others:
+        far = best.exceeds(bound)[0] > 0
+        for kept, waits in _others(best, must) if far else _exchanged(best, must):
             if waits and not host:
                 continue
-            plan = laid_out(steps, kept, beside, bound, known, waits)
+            below = inf if far else found[1].us if found is not None else GAIN * best.us
+            plan = laid_out(steps, kept, beside, bound, known, waits, below)
+            if plan is None:
+                continue
             key = _gain(plan, best, bound, host > 0 and bound > 0)
             if key and sum(plan.buffers) <= host and (found is None or key < found[0]):
                 found = key, plan
@@ -171,6 +175,7 @@ def _gain(plan: PiecePlan, best: PiecePlan, bound: int, priced: bool) -> tuple[f
 
 
 MOST, IN_GRID = 256, 512  # pieces at most of a pass, along one axis and of two: each is planned alone
+EDGES = 0.98  # of the time of a pass in one piece: several take more, but a middle one may have less
 EXACT = 4  # times at most that a plan is cut finer
 EXCHANGED = 6  # tensors at most for which others are given up
 
@@ -230,9 +235,11 @@ def laid_out(
     bound: int,
     known: KnownPasses,
     waits: Collection[StepMemory] = (),
-) -> PiecePlan:
+    below: float = inf,
+) -> PiecePlan | None:
     """The passes in which some tensors are kept, and some of these wait in host memory, each with the
-    fewest pieces that stay within a bound, or more where these hide copies."""
+    fewest pieces that stay within a bound, or more where these hide copies. None, as soon as it is known,
+    for a plan that exceeds the bound or does not take less than ``below``, where that is asked for."""
     level = levels(steps, kept)
     top = max(level.values(), default=0)
     own: list[list[Step]] = [[] for _ in range(top + 1)]
@@ -248,11 +255,22 @@ def laid_out(
     for p in passes:
         if p.wanted.memories or p.wanted.steps:
             p.sample = p.demand(0, kept, known)
-    plan.last = _last(plan)
+        if below < inf:
+            p.timed(())
+    if below < inf and EDGES * plan.us >= below:
+        return None
+    plan.last = _last(plan, known)
     born = _born(plan)
     _enter_buffers(plan, [m for m in born if m in waits], born)
+    whole = {m for p in passes for m in p.wanted.memories}
+    _enter_starts(plan, born)
+    if below < inf and any(p.start is not None and p.start.there > bound for p in passes):
+        return None
     for p in passes:
-        _cut(p, plan, born, bound, known)
+        over = _over(p, plan, born, whole) if p.sample is not None else {}
+        _cut(p, plan, over, bound, known)
+        if below < inf and p.peak > bound:
+            return None
     return plan
 
 
@@ -271,7 +289,7 @@ def _enter_buffers(plan: PiecePlan, waits: Sequence[StepMemory], born: Mapping[S
         plan.buffers[place] = max(plan.buffers[place], size)
 
 
-def _last(plan: PiecePlan) -> dict[StepMemory, int]:
+def _last(plan: PiecePlan, known: KnownPasses) -> dict[StepMemory, int]:
     """The level behind which nothing reads a tensor."""
     found: dict[StepMemory, int] = {}
     for p in plan.passes:
@@ -281,41 +299,59 @@ def _last(plan: PiecePlan) -> dict[StepMemory, int]:
         seen += [*p.sample.reads] if p.sample is not None else []
         found |= dict.fromkeys(seen, p.level)
     end = len(plan.passes)
-    return found | {m: end for m in memories(plan.steps) if m.handed}
+    return found | dict.fromkeys(known.handed, end)
 
 
-def _cut(
-    p: PiecePass, plan: PiecePlan, born: Mapping[StepMemory, int], bound: int, known: KnownPasses
-) -> None:
+def _enter_starts(plan: PiecePlan, born: Mapping[StepMemory, int]) -> None:
+    """Note in passes what is there before each."""
+    count = len(plan.passes)
+    more, passed = [0] * (count + 2), [0] * (count + 2)
+    for m, n in born.items():
+        if m not in plan.waits and n < plan.last[m]:
+            more[n + 1] += m.bytes
+            more[min(plan.last[m], count) + 1] -= m.bytes
+    for m, n in plan.last.items():
+        if m.passed:
+            passed[n + 1] += m.bytes
+    there, gone = plan.beside, 0
+    for p in plan.passes:
+        there, gone = there + more[p.level], gone + passed[p.level]
+        sample = p.sample
+        seen = {*sample.regions, *sample.reads} if sample is not None else set[StepMemory]()
+        touched = {o.memory for s in p.whole for o in (*s.read.values(), *s.stored.values())} | seen
+        touched |= {m for s in p.wanted.steps for m in s.spaces.values()}
+        waits = frozenset(m for m in seen if m in plan.waits)
+        alive = frozenset(
+            m for m in touched if born.get(m, count) < p.level <= plan.last[m] and m not in plan.waits
+        )
+        going = frozenset(m for m in touched if plan.last.get(m) == p.level)
+        key = p.wanted, tuple(p.whole), alive, going, frozenset(plan.kept & seen), waits
+        p.start = PassStart(there, there - gone, alive, waits, key)
+
+
+def _cut(p: PiecePass, plan: PiecePlan, over: InPlace, bound: int, known: KnownPasses) -> None:
     """Find the fewest pieces with which a pass stays within a bound; where none do, those of the grid that
-    takes least; or else what has the least peak."""
-    kept = plan.kept
-    before = frozenset(m for m, n in born.items() if n < p.level <= plan.last[m] and m not in plan.waits)
-    seen = {*p.sample.regions, *p.sample.reads} if p.sample is not None else set()
-    waits = frozenset(m for m in plan.waits if m in seen)
-    going = frozenset(m for m, n in plan.last.items() if n == p.level)
-    gone = frozenset(m for m, n in plan.last.items() if m.passed and n < p.level)
-    key = p.wanted, tuple(p.whole), before, going, gone, frozenset(kept & seen), waits
+    takes least; or else what has the least peak. ``over``: what may take the place of what."""
+    assert p.start is not None
+    key = p.start.there, p.start.left, p.start.key, tuple(over.items())
     found = known.cuts.get(key)
     if found is None:
-        over = _over(p, plan, born) if p.sample is not None else {}
-        most = min(p.wanted.most, MOST) if seen else 1
+        most = min(p.wanted.most, MOST) if p.sample is not None else 1
         tries = [n for e in range(40) if (n := 1 << e) < most] + [most]
         for n in tries:
             for taken in ({}, over) if over else ({},):
                 p.pieces, p.columns, p.over = n, 1, taken
-                peak, sample = _middle(p, plan, before, gone, known)
+                peak, sample = _middle(p, plan, known)
                 if found is None or peak < found[3]:
                     found = n, 1, taken, peak, sample
             if found is not None and found[3] <= bound:
                 break
         assert found is not None
-        if found[3] > bound and not waits and p.crosses(kept):
-            found = _grid(p, plan, tries, found, bound, lambda: _middle(p, plan, before, gone, known))
+        waits, middle = p.start.waits, partial(_middle, p, plan, known)
+        if found[3] > bound and not waits and p.crosses(plan.kept):
+            found = _grid(p, tries, found, bound, middle)
         if found[3] <= bound and waits:
-            found = _overlapped(
-                p, plan, tries, found, bound, lambda: _middle(p, plan, before, gone, known)
-            )
+            found = _overlapped(p, plan, tries, found, bound, middle)
         known.cuts[key] = found
     p.pieces, p.columns, p.over, p.peak, p.sample = found
     p.timed(plan.waits)
@@ -342,13 +378,14 @@ def _overlapped(
     return found
 
 
-Cut = tuple[int, int, dict[StepMemory, StepMemory], int, Demand | None]
+InPlace = dict[StepMemory, StepMemory]
+"""Tensors by those that take their place."""
+Cut = tuple[int, int, InPlace, int, Demand | None]
 """How a pass is cut: pieces, columns, what is in place, the peak, a piece in the middle."""
 
 
 def _grid(
     p: PiecePass,
-    plan: PiecePlan,
     tries: Sequence[int],
     found: Cut,
     bound: int,
@@ -376,17 +413,20 @@ def _grid(
     return found
 
 
-def _middle(
-    p: PiecePass,
-    plan: PiecePlan,
-    before: Collection[StepMemory],
-    gone: Collection[StepMemory],
-    known: KnownPasses,
-) -> tuple[int, Demand | None]:
+def _middle(p: PiecePass, plan: PiecePlan, known: KnownPasses) -> tuple[int, Demand | None]:
     """The peak of a pass, but for the edges of pieces, and a piece in the middle."""
-    held, kept, alive = Held(plan), plan.kept, {*before}
-    for m in (*before, *gone):
-        held.do(MemoryAct("drop" if m in gone else "whole", m))
+    assert p.start is not None
+    if (found := known.middles.get(key := p.key)) is None:
+        pieces = _near_middle(p, plan, known)
+        found = _taken(p, plan, pieces, True), pieces[:2][-1] if pieces else None
+        known.middles[key] = found
+    return max(p.start.there, p.start.left + found[0]), found[1]
+
+
+def _near_middle(p: PiecePass, plan: PiecePlan, known: KnownPasses) -> list[Demand]:
+    """A piece in the middle behind the one before it, and before the next one where that has parts on
+    their way; all that there is of few."""
+    kept = plan.kept
     if p.sample is None or p.pieces == 1:
         pieces = [] if p.sample is None else [p.demand(0, kept, known)]
     else:
@@ -396,18 +436,28 @@ def _middle(
         if number + 1 < p.pieces and any(
             m in pieces[1].regions or m in pieces[1].reads for m in plan.waits
         ):
-            pieces.append(p.behind(number + 1, kept, pieces[1]))  # parts of it are on their way
+            pieces.append(p.behind(number + 1, kept, pieces[1]))
     if p.columns > 1:
         column = p.column(p.wanted.across.fullest(p.columns), kept)
         pieces = [replace(piece, column=column) for piece in pieces]
-    for number, act in acts(plan, p, pieces, alive, p.pieces * p.columns <= 2):
-        if number > 1:
+    return pieces
+
+
+def _taken(p: PiecePass, plan: PiecePlan, pieces: Sequence[Demand], middle: bool = False) -> int:
+    """Bytes that a pass takes at most beyond what is there before it; ``middle``: of the second of these
+    pieces alone, where there are more."""
+    assert p.start is not None
+    held = Held(plan, known={("whole", m): m.bytes for m in p.start.alive})
+    held.now, held.most = 0, -plan.beside if middle else 0
+    ends = not middle or p.pieces * p.columns <= 2
+    for number, act in acts(plan, p, pieces, {*p.start.alive}, ends):
+        if middle and number > 1:
             break
         most = held.most
         held.do(act)
-        if number == 0 and p.pieces > 2:
+        if middle and number == 0 and p.pieces > 2:
             held.most = most  # of the piece before nothing counts
-    return held.most, pieces[:2][-1] if pieces else None
+    return held.most
 
 
 def _born(plan: PiecePlan) -> dict[StepMemory, int]:
@@ -421,10 +471,12 @@ def _born(plan: PiecePlan) -> dict[StepMemory, int]:
     return found
 
 
-def _over(p: PiecePass, plan: PiecePlan, born: Mapping[StepMemory, int]) -> dict[StepMemory, StepMemory]:
-    """Tensors of a pass that may take the place of others that nothing reads behind it."""
+def _over(
+    p: PiecePass, plan: PiecePlan, born: Mapping[StepMemory, int], kept: Collection[StepMemory]
+) -> InPlace:
+    """Tensors of a pass that may take the place of others that are ``kept`` and that nothing reads behind
+    it."""
     assert p.sample is not None
-    kept = {m for q in plan.passes for m in q.wanted.memories}
     free = [
         m
         for m in born
@@ -436,7 +488,7 @@ def _over(p: PiecePass, plan: PiecePlan, born: Mapping[StepMemory, int]) -> dict
         and m in p.sample.reads
         and all(n not in s.needs_whole for s in p.sample.spans for n, o in s.read.items() if o.memory is m)
     ]
-    found: dict[StepMemory, StepMemory] = {}
+    found: InPlace = {}
     for m in [m for m in p.wanted.memories if m not in plan.waits]:
         old = next((f for f in free if _alike(f, m) and f not in found.values()), None)
         if old is not None:

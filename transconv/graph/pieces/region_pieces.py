@@ -1,7 +1,9 @@
-"""A region of a graph within a bound: its kernels as steps, the plan of their pieces, its calls."""
+"""A graph within a bound: its regions, each with its kernels as steps, the plan of their pieces, its
+calls; and how much its calls are measured to take."""
 
 from __future__ import annotations
 
+import hashlib
 import re
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,37 +13,193 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from transconv.calls import stats
 from transconv.compute import Alone, Workload
 from transconv.functional.calls.compiled_launch import TensorMemory, aligned, deterministic, program
 from transconv.graph.backend_options import MemoryBound, mark
 from transconv.graph.fusion.index_ir import Piece
-from transconv.graph.pieces.bounded_model import refuse_beyond
+from transconv.graph.pieces.bounded_model import refuse, refuse_beyond, size_text
 from transconv.graph.pieces.piece_execution import HostLink, PartMemory, PieceRun
 from transconv.graph.pieces.piece_passes import NO_RESULTS, PiecePass, PiecePlan, memories
 from transconv.graph.pieces.piece_plan import AGAIN, planned
 from transconv.graph.pieces.step_graph import Operand, Step, StepMemory, crossed, steps_of, undivided
-from transconv.runtime import estimated
-from transconv.support import TransconvError
+from transconv.graph.regions.torch_region import left_bytes, library_bytes, storage_bytes, sums_bytes
+from transconv.runtime import estimated, is_capturing
+from transconv.support import Drawer, TransconvError, __version__
 from transconv.target import Target
 
 if TYPE_CHECKING:
     from transconv.graph.regions.region_calls import BoundRegion, RegionLaunches
+    from transconv.graph.regions.region_kernel import Region
 
 Tensor = torch.Tensor
+DRAWER = Drawer("bounds", 1, longest=1 << 16, lasting=False)
+LOOKS = 8  # calls of a graph at most whose memory is measured
+MOST = 1 << 50  # bytes that a record may say
+
+
+@dataclass(slots=True, eq=False)
+class BoundedGraph:
+    """A graph that runs within a bound. ``rates``: the chip that decides where there is none;
+    ``backward``: it computes gradients, while what the forward graph returned is there; ``record``: the
+    name of what is kept of it on disk; ``regions``: its own, in their order; ``workspace``: bytes that a
+    library of torch's takes once. ``looks``: calls that are still measured; ``beyond``: those that
+    exceeded the bound; ``stays``: bytes that its calls took and that are no results, such as a workspace;
+    ``most``, ``worst``: of the call that is measured, the most bytes so far, and the region that ran then.
+
+    The first call may take more than later ones: results of new kernels are looked at, and torch
+    compiles. So where it exceeds the bound, the next one decides: what that takes beyond what is counted
+    is kept free from then on, by later processes as well."""
+
+    bound: MemoryBound
+    device: torch.device
+    target: Target
+    rates: Target
+    backward: bool
+    record: str
+    regions: list[RegionPieces | LeftRegion] = field(default_factory=list)
+    workspace: int = 0
+    looks: int = LOOKS
+    beyond: int = 0
+    stays: int = 0
+    most: int = 0
+    worst: RegionPieces | LeftRegion | None = None
+
+    @classmethod
+    def of(
+        cls,
+        gm: torch.fx.GraphModule,
+        bound: MemoryBound,
+        device: torch.device,
+        target: Target,
+        rates: Target,
+        backward: bool,
+    ) -> BoundedGraph:
+        """Of a graph whose sizes are numbers."""
+        told = __version__, torch.__version__, str(target)
+        nodes = [(n.op, str(n.target), str(n.args), str(n.meta.get("val"))) for n in gm.graph.nodes]
+        key = repr((*told, bound.bytes, bound.over, bound.host, nodes))
+        record = hashlib.blake2b(key.encode(), digest_size=16).hexdigest()
+        return cls(bound, device, target, rates, backward, record)
+
+    def enter(self, launches: RegionLaunches) -> RegionPieces:
+        """What runs a region of ours."""
+        made = RegionPieces(launches, self)
+        self._enter(made)
+        return made
+
+    def enter_left(self, region: Region) -> LeftRegion:
+        """What counts a region of torch's."""
+        self.workspace = max(self.workspace, library_bytes(region.nodes, self.target))
+        made = LeftRegion(region, self)
+        self._enter(made)
+        return made
+
+    def _enter(self, made: RegionPieces | LeftRegion) -> None:
+        said = (DRAWER.get(self.record) or {}).get(made.name)
+        if type(said) is int and 0 <= said <= MOST:
+            made.aside = said
+        self.regions.append(made)
+
+    def returned(self) -> dict[int, int]:
+        """Bytes by address of what the forward graph returned, while gradients are computed."""
+        kept = self.bound.made.values() if self.backward else ()
+        there = [s for found in kept for ref in found if (s := ref()) is not None]
+        return {s.data_ptr(): s.nbytes() for s in there}
+
+    def begin(self, given: Iterable[Any]) -> tuple[int, int] | None:
+        """Before a call of what is ``given``: the bytes that are there, and those of them that are
+        others'. None for a call that is not measured."""
+        found = None if not self.looks or is_capturing(self.device) else counters(self.device)
+        if found is None:
+            return None
+        now, self.most = found
+        self.worst = None
+        return now, now - sum((storage_bytes(given) | self.returned()).values()) - self.stays
+
+    def note(self, region: RegionPieces | LeftRegion) -> None:
+        """Behind a region of a call that may be measured."""
+        found = counters(self.device) if self.looks else None
+        if found is not None and found[1] > self.most:
+            self.most, self.worst = found[1], region
+
+    def end(self, began: tuple[int, int], made: Iterable[Any]) -> None:
+        """Behind a call. Where torch counted as many bytes before, this one may have taken fewer."""
+        now, others = began
+        found = counters(self.device)
+        assert found is not None
+        self.stays += max(0, found[0] - now - sum(storage_bytes(made).values()))
+        taken, region = self.most - others, self.worst
+        self.looks = self.looks - 1 if taken > self.bound.bytes else 0
+        if taken > self.bound.bytes and region is not None:
+            self.beyond += 1
+            if self.beyond > 1:
+                self.keep(region, taken)
+
+    def keep(self, region: RegionPieces | LeftRegion, taken: int) -> None:
+        """Count what a call took beyond what is counted of a region, from now on, and say so."""
+        region.aside += taken - region.peak
+        DRAWER.put(self.record, {r.name: r.aside for r in self.regions if r.aside})
+        stats.tell_once(
+            f"within {self.record} {self.beyond}",
+            f"a call within memory={self.bound.told!r} took {size_text(taken)}, "
+            f"{size_text(taken - region.peak)} more than is counted of it, while {region.doing} ran; from "
+            "the next call on as much is kept free",
+        )
+
+
+def counters(device: torch.device) -> tuple[int, int] | None:
+    """The bytes that torch has allocated on a device now, and the most so far; None where it counts
+    none."""
+    if device.type != "cuda":
+        return None
+    try:
+        found = torch.cuda.memory_stats(device)
+    except RuntimeError:  # another allocator
+        return None
+    return found["allocated_bytes.all.current"], found["allocated_bytes.all.peak"]
+
+
+@dataclass(slots=True, eq=False)
+class LeftRegion:
+    """A region within a bound that torch computes, whole. ``aside``: as ``RegionPieces`` has it; ``peak``:
+    bytes that are there at least in the call: inputs, results, and what is known of its operations."""
+
+    region: Region
+    graph: BoundedGraph
+    aside: int = 0
+    peak: int = 0
+
+    @property
+    def name(self) -> str:
+        """Its first node: it may have no result."""
+        return self.region.nodes[0].name
+
+    @property
+    def doing(self) -> str:
+        """What it computes, in words."""
+        names = [n.name for n in self.region.nodes]
+        return f"torch's {', '.join(names[:3])}{', ...' * (len(names) > 3)}"
+
+    def see(self, there: dict[int, int], tensors: Sequence[Any], passed: Sequence[bool]) -> None:
+        """Before a call: as of ``RegionPieces``. Raises Unsupported for more than the bound."""
+        graph = self.graph
+        own = sum((there | storage_bytes(tensors) | graph.returned()).values())
+        beside, region = graph.workspace + self.aside, self.region
+        self.peak = own + left_bytes(region.outputs) + sums_bytes(region.nodes, graph.target) + beside
+        refuse(graph.bound, self.peak, own + beside, beside, f"{self.doing} run, whole")
+        graph.bound.left[self.doing] = self.peak
 
 
 @dataclass(slots=True)
 class RegionPieces:
-    """A region that runs within a bound. ``rates``: the chip that decides where there is none;
-    ``backward``: its graph computes gradients, while what the forward graph returned is there;
-    ``outside``: what else is there while it runs, bytes by address; ``passed``: the places of inputs that
-    nobody else holds; ``compiled``: the compiled graph is within the bound, and runs."""
+    """A region that runs within a bound. ``outside``: what else is there while it runs, bytes by address;
+    ``passed``: the places of inputs that nobody else holds; ``compiled``: the compiled graph is within the
+    bound, and runs; ``aside``: bytes that were measured beside what is counted."""
 
     launches: RegionLaunches
-    bound: MemoryBound
-    target: Target
-    rates: Target
-    backward: bool = False
+    graph: BoundedGraph
+    aside: int = 0
     outside: dict[int, int] = field(default_factory=dict)
     passed: set[int] = field(default_factory=set)
     compiled: bool = False
@@ -51,8 +209,8 @@ class RegionPieces:
 
     def __call__(self, sizes: Mapping[str, int], given: list[Any]) -> Sequence[Tensor]:
         made = self.called(sizes, given)
-        if not self.backward:
-            self.bound.made[id(self)] = [weakref.ref(t.untyped_storage()) for t in made]
+        if not self.graph.backward:
+            self.graph.bound.made[id(self)] = [weakref.ref(t.untyped_storage()) for t in made]
         return made
 
     def called(self, sizes: Mapping[str, int], given: list[Any]) -> Sequence[Tensor]:
@@ -79,23 +237,34 @@ class RegionPieces:
             made.append(room.as_strided(shape, strides, room.storage_offset() + operand.behind + behind))
         return made
 
-    def see(self, values: Iterable[Any], tensors: Sequence[Any], passed: Sequence[bool]) -> None:
-        """Note what else is there: ``values`` that are not handed to it; and the tensors that are
-        ``passed`` to it, which nobody else holds."""
+    @property
+    def peak(self) -> int:
+        """Bytes that are there at once at most, as its plan counts them."""
+        return self.run.plan.peak if self.run is not None else 0
+
+    @property
+    def name(self) -> str:
+        """Its first result."""
+        return self.launches.region.outputs[0].name
+
+    @property
+    def doing(self) -> str:
+        """What most is there for, in words."""
+        return "its pieces" if not self.compiled else "its kernels"
+
+    def see(self, there: dict[int, int], tensors: Sequence[Any], passed: Sequence[bool]) -> None:
+        """Note what else is ``there``: bytes by address of what is not handed to it; and the tensors that
+        are ``passed`` to it, which nobody else holds."""
         own = [t.untyped_storage().data_ptr() if isinstance(t, Tensor) else 0 for t in tensors]
-        found = [v.untyped_storage() for v in values if isinstance(v, Tensor)]
-        sizes = {s.data_ptr(): s.nbytes() for s in found}
-        self.outside = sizes
-        alone = [p and at not in sizes and own.count(at) == 1 for at, p in zip(own, passed, strict=True)]
+        self.outside = there
+        alone = [p and at not in there and own.count(at) == 1 for at, p in zip(own, passed, strict=True)]
         self.passed = {i for i, p in enumerate(alone) if p}
 
     def beside(self, given: Sequence[Any], tensors: Sequence[Tensor]) -> int:
         """Bytes that are there whatever the kernels do: what is ``given``, or a copy of it that lies as
-        kernels take it, what the forward graph returned, and what is outside."""
-        storages = [t.untyped_storage() for t in (*given, *tensors) if isinstance(t, Tensor)]
-        for found in self.bound.made.values() if self.backward else ():
-            storages += [s for ref in found if (s := ref()) is not None]
-        return sum((self.outside | {s.data_ptr(): s.nbytes() for s in storages}).values())
+        kernels take it, what the forward graph returned, what is outside, and what libraries take."""
+        found = self.outside | storage_bytes((*given, *tensors)) | self.graph.returned()
+        return sum(found.values()) + self.graph.workspace + self.aside
 
     def plan(self, bound: BoundRegion, beside: int) -> None:
         """Find the pieces: along the outermost axis, or another one if that exceeds the bound, or is
@@ -104,27 +273,28 @@ class RegionPieces:
         weights = self.weights(*self.asked(bound))
         given = zip(self.launches.inputs, bound.inputs, strict=True)
         shapes = [x.shape for (_, _, piece), x in given if piece not in weights]
-        lengths = self.bound.lengths(shapes)
+        lengths = self.graph.bound.lengths(shapes)
         tried, best = [*lengths] or [""], tuple[Any, ...]()
         while tried:
             over = tried.pop(0)
             if best and not best[0][0] and len(over) == 1 and lengths[over] <= lengths[best[1].over]:
                 continue
             found = self.along(over, bound, beside)
-            key = max(0, found.peak - self.bound.bytes), found.us
+            key = max(0, found.peak - self.graph.bound.bytes), found.us
             if not best or key < best[0]:
                 best = key, found, self.given, self.results, self.compiled
             if self.compiled or (not key[0] and found.us <= AGAIN * found.once):
                 break
             if not tried and len(over) == 1 and best[0][0]:
                 first = best[1].over
-                tried = [first + a for a in replace(self.bound, over="").lengths(shapes) if a != first]
+                every = replace(self.graph.bound, over="").lengths(shapes)
+                tried = [first + a for a in every if a != first]
         _, found, self.given, self.results, self.compiled = best
-        refuse_beyond(found, self.bound)
-        self.bound.plans[id(self)] = found
+        refuse_beyond(found, self.graph.bound, self.graph.workspace + self.aside)
+        self.graph.bound.plans[id(self)] = found
         device = self.launches.device
-        link = self.bound.links.setdefault(device, HostLink(device)) if found.waits else None
-        self.run = PieceRun(found, self.target, device, link=link)
+        link = self.graph.bound.links.setdefault(device, HostLink(device)) if found.waits else None
+        self.run = PieceRun(found, self.graph.target, device, link=link)
 
     def along(self, over: str, bound: BoundRegion, beside: int) -> PiecePlan:
         """The plan of pieces along an axis, or two. Where the compiled graph stays within the bound, and
@@ -132,12 +302,12 @@ class RegionPieces:
         steps = self.steps(bound, over)
         each = undivided(steps)
         peak = beside + self.launches.peak + max((s.workspace() for s in each), default=0)
-        self.compiled = len(each) == len(self.launches.kernels) and peak <= self.bound.bytes
+        self.compiled = len(each) == len(self.launches.kernels) and peak <= self.graph.bound.bytes
         if self.compiled:
             us = sum(s.us for s in each)
             found = PiecePlan(each, set(), [PiecePass(0, each, NO_RESULTS, peak=peak, us=us)], {}, beside)
         else:
-            found = planned(steps, beside, self.bound.bytes, self.host())
+            found = planned(steps, beside, self.graph.bound.bytes, self.host())
         found.over = over
         return found
 
@@ -145,7 +315,7 @@ class RegionPieces:
         """Bytes of host memory in which tensors may wait."""
         if self.launches.device.type not in ("cpu", "cuda"):
             return 0
-        return free_host_bytes() // 2 if self.bound.host is None else self.bound.host
+        return free_host_bytes() // 2 if self.graph.bound.host is None else self.graph.bound.host
 
     def steps(self, bound: BoundRegion, over: str) -> list[Step]:
         """The kernels as steps, which pieces cut along an axis, or two. Notes what is given, and which
@@ -166,19 +336,19 @@ class RegionPieces:
             for piece, memory in zip(kernel.stored, start.memory, strict=True):
                 known[piece] = self.stored(piece, memory, kernel.group.name, known)
             operands = dict(zip(names, [known[p] for p in (*kernel.given, *kernel.stored)], strict=True))
-            found += steps_of(work, operands, self.target, deterministic(), kernel.group.name)
+            found += steps_of(work, operands, self.graph.target, deterministic(), kernel.group.name)
         found = _alike(found)
         for number, step in enumerate(found):
             step.number = number
-            step.us = _microseconds(step.workload, self.rates)
+            step.us = _microseconds(step.workload, self.graph.rates)
             step.enter()
         for m in memories(found):
-            m.link_us = m.bytes / (self.rates.link_gbs * 1e3)
+            m.link_us = m.bytes / (self.graph.rates.link_gbs * 1e3)
         self.results = {h.piece: known[h.piece] for h in self.launches.handed}
         for result in self.results.values():
             result.memory.handed = True
         if over[1:]:
-            crossed(found, images, over[1:], self.target)
+            crossed(found, images, over[1:], self.graph.target)
         return found
 
     def asked(self, bound: BoundRegion) -> tuple[list[Workload], list[list[str]]]:

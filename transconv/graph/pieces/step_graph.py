@@ -87,12 +87,14 @@ class StepMemory:
     makers: list[Step] = field(default_factory=list)
     across: StepMemory | None = None
     link_us: float = 0.0
-    counted: dict[TensorPart, int] = field(default_factory=dict)  # what ``part_bytes`` found
+    counted: dict[TensorPart | int, int] = field(default_factory=dict)  # of parts, and by the digit of all
 
     @property
     def bytes(self) -> int:
         """Of all of it."""
-        return self.part_bytes(self.all)
+        if self.digit not in self.counted:
+            self.counted[self.digit] = self.part_bytes(self.all)
+        return self.counted[self.digit]
 
     @property
     def all(self) -> TensorPart:
@@ -118,6 +120,9 @@ class StepMemory:
 
     def at(self, behind: int, part: TensorPart) -> int:
         """An address in a part, of one in the whole."""
+        if self.across is None or part.across is None:
+            outer, inner = divmod(behind, self.digit) if self.digit else (0, behind)
+            return outer * part.along.size + inner
         return _address(behind, self.cuts(part))
 
 
@@ -157,7 +162,7 @@ class TileParts:
     parts: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Part:
     """A computation of a step, its schedule, and the axis along which it may be cut; empty: none."""
 
@@ -165,7 +170,7 @@ class Part:
     schedule: Schedule
     axis: str = ""
 
-    @property
+    @cached_property
     def sizes(self) -> AxisSizes:
         return tuple((x.name, x.size) for x in self.compute.axes)
 
@@ -194,6 +199,7 @@ class Step:
     room: int = 0
     lies: dict[str, Lies] = field(default_factory=dict)  # what ``lie`` found
     found: dict[Any, AxisSpan] = field(default_factory=dict)  # what was asked before
+    slots: dict[Any, list[tuple[Expr, AxisSpan]]] = field(default_factory=dict)  # what ``coords`` found
     across: Step | None = None
 
     @cached_property
@@ -282,12 +288,16 @@ class Step:
             self.found[key] = known
         return known
 
-    def coords(self, name: str, part: Part, stored: bool) -> Iterator[tuple[Expr, AxisSpan]]:
+    def coords(self, name: str, part: Part, stored: bool) -> list[tuple[Expr, AxisSpan]]:
         """The coordinates of a part along the slot of a tensor, and the span of all that there is."""
-        for view in self.views(name, part, stored):
-            slot = self.operands[name].slot(view.tensor)
-            assert slot is not None
-            yield view.dims[slot].coord, AxisSpan(0, view.tensor.shape[slot])
+        key = name, part, stored
+        if (known := self.slots.get(key)) is None:
+            known = self.slots[key] = []
+            for view in self.views(name, part, stored):
+                slot = self.operands[name].slot(view.tensor)
+                assert slot is not None
+                known.append((view.dims[slot].coord, AxisSpan(0, view.tensor.shape[slot])))
+        return known
 
     def enter(self) -> None:
         """Note in tensors that it stores them, and how far apart its positions are along their digit."""

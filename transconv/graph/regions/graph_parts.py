@@ -23,7 +23,13 @@ from transconv.graph.regions.partition import extracted, nothing, regions
 from transconv.graph.regions.region_calls import RegionLaunches
 from transconv.graph.regions.region_kernel import RefusedKernel, Region
 from transconv.graph.regions.region_kernels import launches
-from transconv.graph.regions.torch_region import TorchAnswers, TorchRegion, announce_torch, by_torch
+from transconv.graph.regions.torch_region import (
+    TorchAnswers,
+    TorchRegion,
+    announce_torch,
+    by_torch,
+    storage_bytes,
+)
 from transconv.graph.sizes import like
 from transconv.graph.symbols import Symbols
 from transconv.graph.verification.eager_check import WatchedCall
@@ -50,7 +56,7 @@ class Setting:
     changed: Callable[[], None]
     upsampling: str = "auto"  # one of region_kernels.UPSAMPLING
     batch: tuple[str, ...] = ()  # the numbers of samples, in invariant mode
-    pieces: Callable[[Any], Any] | None = None  # of a region's launches: what runs it in pieces
+    within: Any = None  # the graph within a bound (pieces/region_pieces.py)
 
 
 class Wired(NamedTuple):
@@ -74,15 +80,16 @@ class Parts:
         whole: str = "",
         refused: Mapping[str, str] | None = None,
     ) -> None:
-        nodes, self.batch = [*gm.graph.nodes], setting.batch
+        nodes, self.batch, self.within = [*gm.graph.nodes], setting.batch, setting.within
         self.given = [n.name for n in nodes if n.op == "placeholder"]
         self.results = [n.name if isinstance(n, fx.Node) else n for n in nodes[-1].args[0]]
         held = {n.name: getattr(gm, n.target) for n in nodes if n.op == "get_attr"}
+        self.around: dict[int, int] = {}  # bytes of what else is there, by address, within a bound
         self.held: dict[str, Any] = held | {n.name: None for n in nodes if nothing(n)}
         found = regions(gm.graph, setting.device, setting.symbols, whole, refused or {})
         self.parts = [RunnableRegion(region, gm, setting) for region in found]
         kept = {*map(str, self.results)}
-        if setting.pieces is not None:
+        if setting.within is not None:
             kept |= {*self.given}  # the caller holds them: within a bound they count until the end
         for part in reversed(self.parts):
             part.done = {n for n in (*part.inputs, *part.outputs) if n not in kept}
@@ -112,12 +119,25 @@ class Parts:
     def __call__(
         self, sizes: Mapping[str, int], given: list[Any], numbers: Mapping[str, int | float]
     ) -> list[Any]:
+        began = None if self.within is None else self.within.begin((*given, *self.held.values()))
+        made = self.run(sizes, given, numbers)
+        if began is not None:
+            self.within.end(began, made)
+        return made
+
+    def run(
+        self, sizes: Mapping[str, int], given: list[Any], numbers: Mapping[str, int | float]
+    ) -> list[Any]:
+        """A call of its regions."""
         if self.alone is not None:
             inputs, used, results = self.alone
             made = [given[at] for at in used]
             tensors = [given[at] for at in inputs]
             given.clear()
-            made += self.parts[0](sizes, tensors)
+            if self.within is None:
+                made += self.parts[0](sizes, tensors)
+            else:
+                made += self.parts[0].bounded(sizes, tensors, self.around, (False,) * len(tensors))
             return [value if at < 0 else made[at] for at, value in results]
         values = dict(zip(self.given, given, strict=True)) | self.held | dict(numbers)
         given.clear()
@@ -125,10 +145,14 @@ class Parts:
             tensors = [values[name] for name in part.inputs]
             for name in part.done:
                 values.pop(name, None)  # the list alone has it
-            if part.pieces is not None:
-                alone = part.done - {*self.given}
-                part.pieces.see(values.values(), tensors, [n in alone for n in part.inputs])
-            values.update(zip(part.outputs, part(sizes, tensors), strict=True))
+            if self.within is None:
+                values.update(zip(part.outputs, part(sizes, tensors), strict=True))
+                continue
+            there = self.around | storage_bytes(values.values())
+            passed = [n in part.done and n not in self.given for n in part.inputs]
+            found = part.bounded(sizes, tensors, there, passed)
+            values.update(zip(part.outputs, found, strict=True))
+            del found  # while the next one runs it would hold what that needs no more
         return [values[r] if isinstance(r, str) else r for r in self.results]
 
     def compared(
@@ -199,6 +223,7 @@ class RunnableRegion:
         self.instead: Parts | None = None
         if region.ours:
             self.translate()
+        self.left()
         if setting.batch:
             self.refuse_torch()
 
@@ -228,9 +253,8 @@ class RunnableRegion:
             self.launches = RegionLaunches.of(
                 launches(self.region, s.device, s.target, s.rates, s.symbols, s.upsampling)
             )
-            if s.pieces is not None:
-                self.pieces = s.pieces(self.launches)
-                self.launches.pieces = self.pieces
+            if s.within is not None:
+                self.pieces = self.launches.pieces = s.within.enter(self.launches)
         except RefusedKernel as refused:
             self.divide(refused)
         except TransconvError as error:
@@ -248,6 +272,24 @@ class RunnableRegion:
             self.instead = Parts(self.gm, self.setting, refused=dict.fromkeys(refused.nodes, str(refused)))
         else:
             self.why = [str(refused)]
+
+    def bounded(
+        self, sizes: Mapping[str, int], given: list[Any], there: dict[int, int], passed: Sequence[bool]
+    ) -> Sequence[Any]:
+        """A call within a bound. ``there``: what is not handed to it, bytes by address; ``passed``: which
+        of what is ``given`` nobody else holds. Raises Unsupported where it would exceed the bound."""
+        if self.instead is not None:
+            self.instead.around = there
+            return self(sizes, given)
+        self.pieces.see(there, given, passed)
+        made = self(sizes, given)
+        self.setting.within.note(self.pieces)
+        return made
+
+    def left(self) -> None:
+        """Within a bound, have what torch takes counted, where it computes the region."""
+        if self.setting.within is not None and self.launches is None and self.instead is None:
+            self.pieces = self.setting.within.enter_left(self.region)
 
     def __call__(
         self,
@@ -283,6 +325,7 @@ class RunnableRegion:
                 announce_torch(refused.reason, refused.message, f"the kernel {refused.kernel} of a graph")
                 with unseen():
                     self.divide(refused)
+                self.left()
                 self.setting.changed()
             except Waiting as waits:
                 if watch is not None:
@@ -290,7 +333,7 @@ class RunnableRegion:
                     watch.overs.append(waits.over)
                 return by_torch(self.launches, self.gm, sizes, given)
             except Unsupported as error:
-                if self.setting.batch or self.setting.pieces:
+                if self.setting.batch or self.setting.within:
                     raise
                 announce_torch(error.reason, error.message, "this part of a graph")
                 if error.reason not in PASSING:
@@ -299,7 +342,7 @@ class RunnableRegion:
                 elif watch is not None:
                     watch.waiting = True
         if self.instead is not None and watch is None and wait is None:
-            return self.instead(sizes, given, {})
+            return self.instead.run(sizes, given, {})
         if self.instead is not None:
             return self.instead.compared(sizes, given, {}, watch, wait)
         made = self.torch(*given)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from importlib.util import find_spec
@@ -13,11 +13,15 @@ import torch
 from torch import fx
 
 from transconv.calls import stats
-from transconv.graph.verification.fx_reference import call_operator
+from transconv.graph.regions.aliases import is_view
+from transconv.graph.verification.fx_reference import PRODUCTS, call_operator
 from transconv.runtime import COMPILING, torch_internals
+from transconv.support import knobs
+from transconv.target import Target
 from transconv.torch_ops.conversion.aten_replacement import aten
 
 Tensor = torch.Tensor
+aten_ops: Any = torch.ops.aten
 log = logging.getLogger("transconv.graph")
 
 
@@ -142,3 +146,47 @@ class OperatorRun(fx.Interpreter):
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         """An operation's result."""
         return call_operator(target, args, kwargs)
+
+
+# -- what they take ------------------------------------------------------------------------------------
+
+
+WIDE = 128  # elements of a head above which memory-efficient attention adds up in memory
+
+
+def storage_bytes(values: Iterable[Any]) -> dict[int, int]:
+    """Bytes of the memory of tensors, by address."""
+    found = [v.untyped_storage() for v in values if isinstance(v, Tensor)]
+    return {s.data_ptr(): s.nbytes() for s in found}
+
+
+def left_bytes(outputs: Iterable[fx.Node]) -> int:
+    """Bytes of the results of a region that are in no memory of its inputs."""
+    vals = [n.meta.get("val") for n in outputs if not is_view(n)]
+    return sum(v.numel() * v.itemsize for v in vals if isinstance(v, Tensor))
+
+
+def sums_bytes(nodes: Iterable[fx.Node], target: Target) -> int:
+    """Bytes of the sums in f32 that an attention of these nodes has in memory while it runs: torch's
+    memory-efficient one, of 16 bits and heads wider than ``WIDE`` (torch 2.13, kernel_forward.h)."""
+    found = 0
+    for node in nodes:
+        if target.backend == "cuda" and _packet(node) is aten_ops._scaled_dot_product_efficient_attention:
+            q, k, v = (x.meta["val"] for x in node.args[:3] if isinstance(x, fx.Node))
+            if q.itemsize == 2 and max(k.shape[-1], v.shape[-1]) > WIDE:
+                found = max(found, 4 * q.shape[0] * q.shape[1] * q.shape[2] * v.shape[-1])
+    return found
+
+
+def library_bytes(nodes: Iterable[fx.Node], target: Target) -> int:
+    """Bytes of the workspace that torch's library of products takes at its first call on a stream, and
+    keeps; 0 where none of these nodes is computed by it."""
+    by_library = PRODUCTS - {aten_ops.convolution, aten_ops.convolution_backward}
+    if not target.products_bytes or not any(_packet(n) in by_library for n in nodes):
+        return 0
+    asked = knobs.products()
+    return target.products_bytes if asked is None else asked
+
+
+def _packet(node: fx.Node) -> Any:
+    return getattr(node.target, "overloadpacket", None)
