@@ -27,7 +27,6 @@ import textwrap
 from collections import Counter
 from dataclasses import replace
 from functools import partial
-from math import inf
 from typing import TypeVar
 
 from transconv import ir
@@ -48,10 +47,11 @@ def _is_multiple(e: ir.Expr, of: int) -> bool:
     return isinstance(e, ir.Const) and int(e.value) % of == 0
 
 
-def _shortest_cut(mask: ir.Expr, lanes: set[ir.Lane]) -> float:
-    """Elements between two turns of a mask along lanes, by the numbers that it divides them by."""
+def _shortest_cut(mask: ir.Expr, lanes: set[ir.Lane]) -> int:
+    """Elements between two turns of a mask along lanes, by the numbers that it divides them by; no fewer
+    than ``SHORTEST`` if it divides none."""
     divided = [n for n in ir.walk(mask) if isinstance(n, ir.FloorDiv) and lanes & {*ir.find(n.a, ir.Lane)}]
-    return min((n.b.value for n in divided if isinstance(n.b, ir.Const)), default=inf)
+    return min((int(n.b.value) for n in divided if isinstance(n.b, ir.Const)), default=SHORTEST)
 
 
 def simplify_kernel(kernel: ir.Kernel) -> ir.Kernel:
