@@ -23,16 +23,18 @@ def stem_folded(src, wei, dst):
     acc = tl.full((128, 64), 0.0, tl.float32)
     kw_ic = k
     kw = kw_ic // 3
+    ic = kw_ic % 3
     ih_m = oh * 2 - 3
     iw = (ow * 2)[:, None] + kw[None, :] - 3
     src_m = mb * 150528 + oh * 1344 + ow * 6 - 2025
+    src_k = ic + kw * 3
     src_in_k = kw_ic < 21
     src_in_m_k = (0 <= iw) & (iw < 224)
     wei_n = n * 147
 
     for step in tl.range(0, 7, num_stages=3):
         ih = step + ih_m
-        a = tl.load(src + (step * 672 + src_m)[:, None] + kw_ic[None, :],
+        a = tl.load(src + (step * 672 + src_m)[:, None] + src_k[None, :],
                     mask=src_in_k[None, :] & src_in_m_k & ((0 <= ih) & (ih < 224))[:, None], other=0.0)
         b = tl.load(wei + (step * 21 + kw_ic)[:, None] + wei_n[None, :],
                     mask=src_in_k[:, None], other=0.0)

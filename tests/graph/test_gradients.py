@@ -1,15 +1,20 @@
-"""Gradients that gather, of pools and pads: kernels of ours, for given sizes and for any."""
+"""Gradients of pools and pads, which gather, for given sizes and for any; those of activations, which are
+within the bounds of the table."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
+from tests.bounds import bound_of, excess, points
 from tests.graph.meant import by_meaning, compare
+from transconv.compute import OPS
 from transconv.graph import KernelRow, backend, report
+from transconv.ir import DType, bf16, f16, f32, f64
 
 Tensor = torch.Tensor
 
@@ -55,3 +60,20 @@ def test_where_the_largest_is(dtype: torch.dtype) -> None:
     with by_meaning():
         got = gradient(torch.compile(f, backend=backend, options={"rest": "eager"}))
     assert (got - gradient(f)).abs().max() <= (1e-5 if dtype is torch.float32 else 0.1)
+
+
+@pytest.mark.every(4)
+@pytest.mark.parametrize("dtype", [f32, bf16, f64, f16], ids=str)
+@pytest.mark.parametrize("name", ["gelu", "gelu_tanh", "hardswish", "elu"])
+def test_activations_of_every_exponent(name: str, dtype: DType) -> None:
+    """Neither a tail nor a number whose square overflows is lost, in the type that torch gives or f32."""
+    bound, held = bound_of(f"{name}'", dtype), getattr(torch, dtype.torch)
+    x = points(bound, dtype)
+    given = torch.from_numpy(x).to(held).requires_grad_()
+    run = torch.compile(OPS[name].function(), backend=backend, options={"rest": "eager"})
+    with by_meaning():
+        (found,) = torch.autograd.grad(run(given).sum(), given)
+    assert all(isinstance(row, KernelRow) for graph in report(run).graphs for row in graph.rows)
+    off = excess(bound, x, found.to(torch.float64 if dtype is f64 else torch.float32).numpy(), dtype)
+    at = int(np.argmax(off))
+    assert off[at] <= 1, f"the gradient of {name} at {x[at]!r} in {dtype}: {off[at]} times its bound"

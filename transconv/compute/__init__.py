@@ -70,6 +70,7 @@ from transconv.compute.steps import (
     Write,
     counted,
     fresh,
+    needed,
     render,
 )
 from transconv.compute.symbolic_compute import of_sizes, sizes_of, usual, why_not_any_size, with_examples
@@ -141,6 +142,7 @@ __all__ = [
     "library",
     "moved",
     "named",
+    "needed",
     "number",
     "of_any_batch",
     "of_examples",

@@ -182,7 +182,7 @@ def _ndtr(x: Expr) -> Expr:
 
 def _density(x: Expr) -> Expr:
     """The density of the standard normal distribution."""
-    return _call("exp", x * x * _const(-0.5, x)) * _const((2 * pi) ** -0.5, x)
+    return _call("exp2", x * x * _const(-0.5 / log(2), x)) * _const((2 * pi) ** -0.5, x)
 
 
 def _gelu_inner(x: Expr) -> Expr:
@@ -190,10 +190,10 @@ def _gelu_inner(x: Expr) -> Expr:
 
 
 def _gelu_tanh_slope(x: Expr) -> Expr:
-    """The second term is 0 where x * x may overflow."""
+    """Far from 0, where x * x may overflow, it is that of 40: 0 or 1."""
     near = minimum(maximum(x, _const(-40.0, x)), _const(40.0, x))
     grows = (_const(1.0, x) + near * near * _const(3 * 0.044715, x)) * _const(GELU_SCALE, x)
-    return _sigmoid(_gelu_inner(x)) + near * _slope(_gelu_inner(near)) * grows
+    return _sigmoid(_gelu_inner(near)) + near * _slope(_gelu_inner(near)) * grows
 
 
 def _hardswish(x: Expr) -> Expr:

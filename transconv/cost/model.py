@@ -35,7 +35,7 @@ from transconv.cost import issue, maps
 from transconv.cost.copies import copied, copied_at, leaving_us, meeting_us, read_behind
 from transconv.cost.issue import LINE
 from transconv.cost.symbolic_cost import Lines, Number, kept, larger, smaller
-from transconv.cost.work import HEAVY, LaunchCounts, Work, count
+from transconv.cost.work import HEAVY, LaunchCounts, Work, count, further_reads
 from transconv.ir import EXACT_TERMS, Expr, View, as_expr, minimum
 from transconv.schedule import PRICED, Block, Schedule, Scheduled, k_steps, programs, tile
 from transconv.target import L2_GBS, Constants, Target
@@ -172,18 +172,23 @@ class ModelTime:
         return launched(self.work.partial, busy, traffic, schedule, self.target, c, self.behind)
 
     def _called_ns(self, together: Number) -> Number:
-        """The functions of a tile's epilogue, which the warps of some programs issue in turn."""
-        if not self.work.behind.called:
-            return 0.0
-        issue = self.target.rates.issue
-        alone = issue.hiding_warps / (self.schedule.warps * together)
-        return self.work.behind.called * issue.called_ns * larger(1.0, alone)
+        """The functions of a tile's epilogue."""
+        return _worked_ns(self.work.behind.called, self.schedule, self.target, together)
 
     def _step_ns(self, together: Number, steps: Number) -> Number:
         found = _step_ns(self.work, self.schedule, self.target, self.rates, together, steps)
         if self.schedule.programs and self.work.positions_summed:
             found = found * self.rates.flat_positions
         return found
+
+
+def _worked_ns(slots: float, schedule: Schedule, target: Target, together: Number) -> Number:
+    """Nanoseconds of operations of elements, which the warps of some programs issue in turn."""
+    if not slots:
+        return 0.0
+    issue = target.rates.issue
+    alone = issue.hiding_warps / (schedule.warps * together)
+    return slots * issue.called_ns * larger(1.0, alone)
 
 
 def _issued(schedule: Schedule, compute: Compute, target: Target, c: Constants) -> float:
@@ -254,6 +259,7 @@ def _step_ns(
     in_flight = larger(1, steps if schedule.unroll else (schedule.stages - 1) * w.shared if ahead else 1)
     late = c.latency_ns / in_flight
     wait = 0.0 if w.boxed else c.gather_step_ns / together
+    wait += _worked_ns(w.prepared, schedule, target, together)
     if w.bytewise:  # by the warps that multiply
         wait += w.bytewise * larger(BYTEWISE_TOGETHER_NS, BYTEWISE_NS / together)
     if schedule.unit == "fma":  # one unit multiplies and computes addresses, so these times add up
@@ -354,8 +360,8 @@ class AtSizes:
         compute, schedule, split = self.compute, self.schedule, self.schedule.split_k
         grouped = Scheduled(compute, schedule, self.target).grouped
         many, long = tiles(schedule, grouped), steps(schedule, grouped)
-        behind = read_behind(schedule, compute).views
-        self.counts = many * split, (long + (split - 1)) // split, moved(compute, behind)
+        others = *further_reads(compute), *read_behind(schedule, compute).views
+        self.counts = many * split, (long + (split - 1)) // split, moved(compute, others)
         if self.target.backend == "interpreter":
             self.us = self._interpreted()
             return
@@ -408,11 +414,11 @@ def steps(schedule: Schedule, compute: Compute) -> Expr:
 
 
 @lru_cache(maxsize=64)  # many schedules of a computation are compared
-def moved(compute: Compute, behind: tuple[View, ...]) -> Expr:
-    """The bytes that are read and written at least once, with those of the tensors ``behind`` a sum of
-    products, as an expression of sizes."""
+def moved(compute: Compute, others: tuple[View, ...]) -> Expr:
+    """The bytes that are read and written at least once, with those of the ``others`` that operands of a
+    product or what follows it are made of, as an expression of sizes."""
     total = as_expr(0)
-    factors = filter(None, (compute.a, compute.b, compute.c, *behind))
+    factors = filter(None, (compute.a, compute.b, compute.c, *others))
     for view in dict.fromkeys(compute.views()) if compute.streams else factors:
         total = total + _touched(view, compute) * view.tensor.dtype.bytes
     return total

@@ -8,9 +8,10 @@ from math import prod
 from operator import attrgetter
 from typing import NamedTuple
 
-from transconv.compute import Compute, touched
+from transconv.compute import Compute, Value, needed, touched
 from transconv.cost.copies import EpilogueCost, read_behind
 from transconv.cost.fetches import FetchCost, along_sum, elements_of, fetch, stored
+from transconv.cost.issue import slots
 from transconv.ir import View, f32
 from transconv.schedule import INTEGERS, Block, Schedule, Scheduled, counts, in_registers, sides, tile
 from transconv.schedule.tiles import shared_memory
@@ -20,6 +21,7 @@ ASYNCHRONOUS = {"wgmma", "tcgen05"}
 """The features of chips whose matrix unit reads operands from shared memory."""
 HELD_TWICE = 192  # registers of a thread for both sums; with more, ptxas waits after each product
 CALLED, HEAVY = 32, 8  # registers more of a thread for functions of an epilogue, of so many slots at least
+KEPT = 3.0  # slots in which an element of a computed operand is rounded and stored
 OLDER_TURNS = 3  # times as fast where ``mma.sync`` takes bytes from shared memory as it needs them
 
 
@@ -54,6 +56,7 @@ class Work(NamedTuple):
     bytewise: int = 0  # bytes of a step that Triton transposes one by one, for a product of 8-bit operands
     sized: bool = False  # whether sizes are arguments
     exact: bool = False  # whether f32 is multiplied in full precision, which no matrix unit does
+    prepared: float = 0.0  # slots of the operands of a step that are computed before they are multiplied
 
     @property
     def sums(self) -> int:
@@ -78,7 +81,8 @@ class LaunchCounts(NamedTuple):
         return LaunchCounts(
             counts.programs(schedule, compute),
             -(-counts.k_steps(schedule, compute) // schedule.split_k),
-            sum([touched(v, compute) for v in views]) + read_behind(schedule, compute).traffic,
+            sum([touched(v, compute) for v in (*views, *further_reads(compute))])
+            + read_behind(schedule, compute).traffic,
             2 * compute.acc.bytes * _partials(schedule, compute, results, each),
         )
 
@@ -157,6 +161,7 @@ def count_tile(schedule: Schedule, compute: Compute, target: Target) -> Work:
         )
     if wide:
         fetched = tuple(f._replace(through=True) for f in fetched)
+    fetched += tuple(fetch(v, schedule, compute, "gather") for v in further_reads(compute))
     blocks = [b for b in schedule.blocks if compute.kind(b.first) == "K"]
     sums = m * n * group
     moved = schedule.unit == "mma" and counts.moves_sums(compute)
@@ -190,8 +195,25 @@ def count_tile(schedule: Schedule, compute: Compute, target: Target) -> Work:
         sized=compute.named is not None,
         exact=(target.backend, compute.math) == ("cuda", "ieee")
         and any(f.var.type.memory is f32 for f in compute.factors or ()),
+        prepared=_prepared(schedule, compute),
         serial=moved and schedule.via == "tl" and 2 * sums > HELD_TWICE * 32 * schedule.warps,
     )
+
+
+def further_reads(compute: Compute) -> tuple[View, ...]:
+    """What computed operands are made of beside their main reads."""
+    made = [r.view for f in compute.prologue for r in compute.names.made_of[f.var]]
+    return tuple(v for v in dict.fromkeys(made) if v not in (compute.a, compute.b))
+
+
+def _prepared(schedule: Schedule, compute: Compute) -> float:
+    """Slots in which a step's computed operands are made and stored for the matrix unit."""
+    total = 0.0
+    for view, factor in zip((compute.a, compute.b), compute.factors or (), strict=False):
+        if factor in compute.prologue and view is not None:
+            made = [s.value for s in needed(compute.steps, {factor.var}) if isinstance(s, Value)]
+            total += (slots(made) + KEPT) * elements_of(schedule.blocks, compute, view)
+    return total
 
 
 def _is_common(view: View, compute: Compute) -> bool:

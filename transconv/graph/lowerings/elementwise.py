@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from transconv.compute import OPS, Op
+from transconv.compute import OPS, Op, render
 from transconv.graph.fusion.index_ir import ConstantValue, Counted, Indexed, Mapped, MovedView, Piece
 from transconv.graph.lowerings.table import (
     NodeCall,
@@ -32,7 +32,7 @@ from transconv.graph.lowerings.table import (
     row,
     together,
 )
-from transconv.ir import Const
+from transconv.ir import Const, Var, f32
 
 HEAVY = 6.0  # instructions of exp and the like
 INFIX = {
@@ -213,6 +213,21 @@ def _leaky(call: NodeCall) -> Piece:
     return arithmetic(
         call, lambda x: f"where({x} > 0, {x}, {x}*{slope})", call.args[0], label="leaky_relu", work=2
     )
+
+
+@row("gelu_backward")
+def _gelu_gradient(call: NodeCall) -> Piece:
+    """By the derivative of the table: torch's decomposition has the error function, in which what is left
+    of 1 is lost."""
+    of = OPS["gelu_tanh" if call.kwargs.get("approximate", "none") == "tanh" else "gelu"].derivative
+    assert of is not None
+
+    def text(g: str, x: str) -> str:
+        (slope,) = of(Var(x, f32))
+        assert slope is not None
+        return f"{g}*({render(slope)})"
+
+    return arithmetic(call, text, *call.args[:2], label="gelu gradient", work=2 * HEAVY)
 
 
 MULTIPLIED = 64  # the largest power that is computed by multiplications

@@ -17,7 +17,7 @@ from __future__ import annotations
 import operator
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from math import pi, prod
+from math import inf, pi, prod
 from typing import Any, NamedTuple
 
 import torch
@@ -386,8 +386,9 @@ def _gelu(x: Tensor, *, approximate: str = "none") -> Any:
 
 
 def _gelu_backward(g: Tensor, x: Tensor, *, approximate: str = "none") -> Any:
+    far = 40.0 if approximate == "tanh" else inf  # from there on 0 or 1: torch has 0 times infinity
     with torch.enable_grad():
-        x = x.detach().requires_grad_()
+        x = x.detach().clamp(-far, far).requires_grad_()
         return torch.autograd.grad(_gelu(x, approximate=approximate), x, g)[0]
 
 

@@ -85,7 +85,7 @@ class Callee:
     """A pure function. ``numpy`` gets arrays of one type and returns that type or a wider one.
 
     A spelling is a name of the language (``exp``: ``tl.exp(x)``), or, with braces, an expression of the
-    precedence of a division, whose operands have that of calls (``1.0 / (1.0 + gl.exp(-{}))``).
+    precedence of a division, whose operands have that of calls (``1.0 / gl.sqrt({})``).
     ``helper``: the source of a function of this name, put at the top of modules that call it; ``{jit}`` is
     the decorator and ``{tl}`` the language. ``floats``: the widths in bits of floats that it takes;
     ``ints``: whether it takes integers. ``off``: by how many half units in the last place a chip's result
@@ -129,6 +129,23 @@ class Callee:
         return f"takes {taken}, not {dtype}"
 
 
+# In f32 the reciprocal of w, which is 1 at least, is rsqrt(w * w), of two instructions: a quotient takes
+# eight, to scale numbers near the ends of the range. What is added to 1 may be 0 where it is below the
+# smallest normal number, as exp2 is.
+SIGMOID = '''
+@{jit}
+def sigmoid(x):
+    """1 / (1 + exp(-x))."""
+    if x.dtype.primitive_bitwidth == 64:
+        found = 1.0 / ({tl}.exp(-x) + 1.0)
+    else:
+        t = {tl}.exp2({tl}.abs(x) * -1.4426950408889634)
+        w = t + 1.0
+        u = {tl}.rsqrt(w * w)
+        found = {tl}.where(x < 0, t * u, u)
+    return found
+'''
+
 # In f64 the rational approximation of the Cephes library's tanh.c (S. Moshier), in f32 a polynomial of
 # tanh(x)/x - 1, both with errors of a few ulp. For large |x| the exponential underflows to 0, so nothing
 # overflows.
@@ -144,8 +161,13 @@ def tanh(x):
     else:
         p = ((z * -5.7216504831597e-3 + 2.0655239605354935e-2) * z - 5.374515207326248e-2) * z
         p = (p + 1.3331515275607771e-1) * z - 3.3333285079544797e-1
-    t = {tl}.exp({tl}.abs(x) * -2.0)
-    far = (1.0 - t) / (1.0 + t)
+    if x.dtype.primitive_bitwidth == 64:
+        t = {tl}.exp({tl}.abs(x) * -2.0)
+        far = (1.0 - t) / (1.0 + t)
+    else:
+        t = {tl}.exp2({tl}.abs(x) * -2.885390081777927)
+        w = t + 1.0
+        far = (1.0 - t) * {tl}.rsqrt(w * w)
     return {tl}.where(z < 0.390625, x * (1.0 + z * p), {tl}.where(x < 0, -far, far))
 '''
 
@@ -172,7 +194,8 @@ NDTR = '''
 def ndtr(x):
     """The share of the standard normal distribution below x."""
     t = {tl}.abs(x)
-    u = 1.0 / (t * 0.4 + 1.0)
+    w = t * 0.4 + 1.0
+    u = {tl}.rsqrt(w * w)
     v = u * 2.0 - 1.0
     p = ((v * 1.070092994060072e-3 - 2.3990859009041937e-3) * v - 2.986804527723396e-3) * v
     p = ((p + 1.378384219011157e-2) * v + 3.2380162921481076e-3) * v - 7.303842700284986e-2
@@ -421,11 +444,11 @@ CALLS: dict[str, Callee] = {
     "rsqrt": _same("rsqrt", lambda x: 1 / np.sqrt(x), 8.0),
     "sin": Callee(1, np.sin, "sin", "sin", helper=SIN, off=5.0, flushes=True, slots=16.0, branches=True),
     "cos": Callee(1, np.cos, "cos", "cos", helper=COS, off=5.0, flushes=True, slots=17.0, branches=True),
-    "tanh": Callee(1, np.tanh, "tanh", "tanh", helper=TANH, off=9.0, inside=2.0, slots=23.0),
+    "tanh": Callee(1, np.tanh, "tanh", "tanh", helper=TANH, off=9.0, inside=2.0, slots=17.0),
     "expm1": Callee(
         1, np.expm1, "expm1", "expm1", helper=EXPM1, off=6.0, inside=2.0, flushes=True, slots=14.0
     ),
-    "ndtr": Callee(1, _below, "ndtr", "ndtr", helper=NDTR, floats=(32,), off=12.0, inside=2.0, slots=24.0),
+    "ndtr": Callee(1, _below, "ndtr", "ndtr", helper=NDTR, floats=(32,), off=12.0, inside=2.0, slots=18.0),
     "ndtr_wide": Callee(
         1, _below, "ndtr_wide", "ndtr_wide", helper=NDTR_WIDE, floats=(64,), off=7.0, slots=75.0
     ),
@@ -436,10 +459,11 @@ CALLS: dict[str, Callee] = {
         1,
         lambda x: 1 / (1 + np.exp(-x)),
         "sigmoid",
-        "1.0 / (1.0 + gl.exp(-{}))",
+        "sigmoid",
+        helper=SIGMOID,
         off=9.0,
         inside=2.0,
-        slots=12.0,
+        slots=8.0,
     ),
     "rest": Callee(2, np.fmod, "rest", "rest", helper=REST, floats=(32,), off=0.0, slots=150.0),
     "rest_wide": Callee(

@@ -40,10 +40,18 @@ def _follows_in_memory(lane: ir.Lane, address: ir.Expr) -> bool:
 
 
 LOADED_BITS = 128  # that a lane loads at once, at most
+SHORTEST = 4  # elements of a run between two turns of its mask, so that the compiler had better see it
 
 
 def _is_multiple(e: ir.Expr, of: int) -> bool:
     return isinstance(e, ir.Const) and int(e.value) % of == 0
+
+
+def _shortest_cut(mask: ir.Expr, lanes: set[ir.Lane]) -> int:
+    """Elements between two turns of a mask along lanes, by the numbers that it divides them by; no fewer
+    than ``SHORTEST`` if it divides none."""
+    divided = [n for n in ir.walk(mask) if isinstance(n, ir.FloorDiv) and lanes & {*ir.find(n.a, ir.Lane)}]
+    return min((int(n.b.value) for n in divided if isinstance(n.b, ir.Const)), default=SHORTEST)
 
 
 def simplify_kernel(kernel: ir.Kernel) -> ir.Kernel:
@@ -89,7 +97,9 @@ class _Simplify(ScopedMutator):
         """The address without the names of lets that have lanes, of all or of one axis, if their divisions
         cancel and these lanes then follow one another in memory. The compiler loads elements one by one
         in runs that it does not see; it sees those between multiples of what a lane loads at once, except
-        of bytes."""
+        of bytes. Runs that the mask cuts into pieces of few elements, as the columns of three features at
+        the edge of an image, are left as they are: their lanes would be dealt to a warp, each of which
+        then has a row's address for every row of the tile (219 registers of a 7x7 stem instead of 127)."""
         named, each = self.index(at.offset), LOADED_BITS // at.tensor.dtype.bits
         lets = [self.whole(self.defs[v]) for v in ir.free_vars(named) if v in self.defs]
         cuts = [n for e in lets for n in ir.walk(e) if isinstance(n, ir.FloorDiv | ir.Mod)]
@@ -97,6 +107,8 @@ class _Simplify(ScopedMutator):
         if not parts or (each < LOADED_BITS // 8 and all(_is_multiple(b, each) for b in parts)):
             return named
         lanes = dict.fromkeys(x for e in lets for x in ir.find(e, ir.Lane))
+        if _shortest_cut(self.whole(at.mask), {*lanes}) < SHORTEST:
+            return named
         for some in ({*lanes}, *({x} for x in lanes)):
             along = simplify(self._expand(at.offset, {}, partial(self._is_along, some)), self.facts)
             divided = {x for n in ir.walk(along) if isinstance(n, NOT_AFFINE) for x in ir.find(n, ir.Lane)}
