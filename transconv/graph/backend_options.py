@@ -38,6 +38,11 @@ class MemoryBound:
     plans: dict[int, Any] = field(default_factory=dict, compare=False)
     made: dict[int, Any] = field(default_factory=dict, compare=False)
 
+    @property
+    def fresh(self) -> MemoryBound:
+        """The bound alone, of which nothing was found yet."""
+        return MemoryBound(self.bytes, self.told, self.over, self.host)
+
     def lengths(self, shapes: Iterable[tuple[int, ...]]) -> dict[str, int]:
         """The axes along which images of these shapes may be cut, outermost first, each with the most
         positions of it."""

@@ -334,7 +334,7 @@ class ModelTrial:
 
     def compiled(self, how: Any, options: Any = None) -> Call:
         """The model through torch's compiler."""
-        return compiled_alone(self.model._call_impl, type(self.model).__name__, how, options)
+        return compiled_alone(self.model._call_impl, type(self.model).__name__, how, options=options)
 
     def run(self, name: str, seed: int = 0, given: Example | None = None) -> list[Tensor]:
         """Results of the example, and in training all gradients as one vector: one that is zero, as of
@@ -424,9 +424,9 @@ def trial_of(
     return ModelTrial(_sharing(model, training, filter_fn), _arguments(example), training, rest, tune)
 
 
-def compiled_alone(call: Call, name: str, how: Any = "transconv", options: Any = None) -> Call:
-    """A call through torch's compiler: a function with code of its own, to which compiled code is tied, so
-    that models of one class do not share its limit."""
+def compiled_alone(call: Call, name: str, how: Any = "transconv", **words: Any) -> Call:
+    """A call through torch's compiler, ``words`` for it too: a function with code of its own, to which
+    compiled code is tied, so that models of one class do not share its limit."""
 
     def alone(*given: Any, **named: Any) -> Any:
         return call(*given, **named)
@@ -434,7 +434,7 @@ def compiled_alone(call: Call, name: str, how: Any = "transconv", options: Any =
     code = alone.__code__.replace(co_name=f"optimized_{name}_{id(alone):x}")
     function: Any = type(alone)
     own = function(code, alone.__globals__, code.co_name, None, alone.__closure__)
-    made: Call = torch.compile(own, backend=how, options=options)
+    made: Call = torch.compile(own, backend=how, **words)
     return made
 
 

@@ -126,7 +126,7 @@ class Capture:
                 if whole and (c - a) * near != (b - a) * wide:
                     raise Unsupported(
                         f"stream:{op.name}",
-                        f"{op} cannot be streamed: its numbers do not grow evenly with the stream's length "
+                        f"{op} cannot be streamed: its numbers do not grow evenly with the length "
                         f"({a}, {b}, {c}); stream the part of the model before or behind it",
                     )
 

@@ -219,7 +219,7 @@ class StreamPlan:
         stream ``ends``. None for no rows. Raises TensorError behind a piece that failed."""
         if self.failed:
             raise TensorError(
-                "streaming: a piece of this stream failed, its rows are missing; reset() begins another one"
+                "streaming: a piece of this stream failed, rows are missing; reset() begins another one"
             )
         self.failed = True
         new: dict[ResultReference, Tensor] = {} if x is None else {ResultReference(-1): x}

@@ -10,8 +10,10 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from transconv.graph.backend_options import MemoryBound
+from transconv.graph.optimization import compiled_alone
 from transconv.graph.pieces.piece_passes import PiecePlan
 from transconv.support import Unsupported
 
@@ -76,14 +78,20 @@ class BoundedModel(nn.Module):
     def __init__(self, model: Callable[..., Any], bound: MemoryBound) -> None:
         super().__init__()
         self.model, self.bound = model, bound
-        options: Any = {"within": bound}
-        self.compiled = torch.compile(
-            model, backend="transconv", fullgraph=True, dynamic=False, options=options
-        )
+        self._compiled: dict[tuple[torch.Size, ...], Callable[..., Any]] = {}
 
     def forward(self, *given: Any, **named: Any) -> Any:
         """The model's result; with gradients where torch computes them."""
-        return self.compiled(*given, **named)
+        shapes = tuple(t.shape for t in tree_leaves((given, named)) if isinstance(t, torch.Tensor))
+        if shapes not in self._compiled:  # torch compiles one function for eight of them at most
+            alone = compiled_alone(
+                self.model, "bounded", options={"within": self.bound}, fullgraph=True, dynamic=False
+            )
+            self._compiled[shapes] = alone
+        return self._compiled[shapes](*given, **named)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "bound": self.bound.fresh, "_compiled": {}}  # a copy compiles anew
 
     def report(self) -> BoundReport:
         """What was found for the calls so far."""
