@@ -98,7 +98,8 @@ def optimize(
     the table, unless ``verbose`` is False; ``transconv.graph.report`` of the copy has them, too.
 
     ``training``: None: as ``model.training`` says. For inference the copy computes without gradients, its
-    parameters are frozen (the model's are not), and writes to the model's weights are seen. For training
+    parameters are frozen (the model's are not), and writes to the model's weights are seen; parameters and
+    buffers that are set to other tensors, by the model or by its copy, belong to that one alone. For training
     weights of images are put in memory with features last, in place. ``cudagraphs``: None: where an
     example is on one GPU and a call is faster with them, by some calls of each; results are copies
     then. True: always (in training with the rules of torch's ``mode="reduce-overhead"``).
