@@ -21,7 +21,7 @@ from torch.utils import _pytree
 
 from transconv.calls.settings import settings
 from transconv.graph import graph_report
-from transconv.graph.backend_options import RESTS, is_time
+from transconv.graph.backend_options import RESTS, compiled_alone, is_time
 from transconv.support import nearest
 from transconv.torch_ops import arguments, modules
 from transconv.torch_ops.conversion.inference import Inference
@@ -98,8 +98,8 @@ def optimize(
     the table, unless ``verbose`` is False; ``transconv.graph.report`` of the copy has them, too.
 
     ``training``: None: as ``model.training`` says. For inference the copy computes without gradients, its
-    parameters are frozen (the model's are not), and writes to the model's weights are seen; parameters and
-    buffers that are set to other tensors, by the model or by its copy, belong to that one alone. For training
+    parameters are frozen (the model's are not), and writes to the model's weights are seen; what is set to
+    another tensor, in the model or in the copy, belongs to that one alone. For training
     weights of images are put in memory with features last, in place. ``cudagraphs``: None: where an
     example is on one GPU and a call is faster with them, by some calls of each; results are copies
     then. True: always (in training with the rules of torch's ``mode="reduce-overhead"``).
@@ -423,20 +423,6 @@ def trial_of(
 ) -> ModelTrial:
     """The trial of a copy of a model that shares its weights (``optimize`` has the arguments)."""
     return ModelTrial(_sharing(model, training, filter_fn), _arguments(example), training, rest, tune)
-
-
-def compiled_alone(call: Call, name: str, how: Any = "transconv", **words: Any) -> Call:
-    """A call through torch's compiler, ``words`` for it too: a function with code of its own, to which
-    compiled code is tied, so that models of one class do not share its limit."""
-
-    def alone(*given: Any, **named: Any) -> Any:
-        return call(*given, **named)
-
-    code = alone.__code__.replace(co_name=f"optimized_{name}_{id(alone):x}")
-    function: Any = type(alone)
-    own = function(code, alone.__globals__, code.co_name, None, alone.__closure__)
-    made: Call = torch.compile(own, backend=how, **words)
-    return made
 
 
 def _sharing(model: nn.Module, training: bool, keep: Callable[[nn.Module, str], bool] | None) -> nn.Module:

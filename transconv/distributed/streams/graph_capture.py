@@ -103,9 +103,10 @@ class Capture:
         """The shape of a result."""
         return self.shape if value.at < 0 else self.operations[value.at].shapes[value.output]
 
-    def dtype_of(self, value: ResultReference) -> torch.dtype:
-        """The type of a result."""
-        return self.dtype if value.at < 0 else self.operations[value.at].dtypes[value.output]
+    def no_rows(self, value: ResultReference, dim: int, device: torch.device) -> Tensor:
+        """A tensor like a result, with none of its rows."""
+        dtype = self.dtype if value.at < 0 else self.operations[value.at].dtypes[value.output]
+        return torch.empty(with_rows(self.shape_of(value), dim, 0), dtype=dtype, device=device)
 
     def compare(self, long: Capture, far: Capture) -> None:
         """Raise Unsupported where the operations at two other lengths are others, or numbers of theirs do
@@ -229,6 +230,10 @@ class RecordedTensor(Tensor):
         states = [_as_meta(t) for t in tree_leaves(args[1])]
         y = self.meta.new_empty((*self.shape[:-1], states[0].shape[-1] * (2 if args[-2] else 1)))
         return tuple(self.capture.note(op, args, kwargs, (y, *states), self.device))
+
+
+def with_rows(shape: tuple[int, ...], dim: int, rows: int) -> tuple[int, ...]:
+    return (*shape[:dim], rows, *shape[dim + 1 :])
 
 
 def _as_meta(t: Any) -> Any:

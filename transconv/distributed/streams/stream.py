@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from transconv.compute import AxisSpan
-from transconv.distributed.streams.graph_capture import Capture, ResultReference
+from transconv.distributed.streams.graph_capture import Capture, ResultReference, with_rows
 from transconv.distributed.streams.length_kernels import LengthKernels
 from transconv.distributed.streams.time_axis import (
     StreamPiece,
@@ -125,15 +125,7 @@ class StreamPlan:
         rules = TimeRules(short, long, axis, self.kernels.convolve)
         found = rules.of_all()
         self.axes, self.fixed, self.capture = rules.axes, rules.fixed, short
-        self.none = {
-            r: KeptRows(
-                a,
-                torch.empty(
-                    _with(short.shape_of(r), a.dim, 0), dtype=short.dtype_of(r), device=kind.device
-                ),
-            )
-            for r, a in rules.axes.items()
-        }
+        self.none = {r: KeptRows(a, short.no_rows(r, a.dim, kind.device)) for r, a in rules.axes.items()}
         if short.result not in self.axes or self.axes[short.result].outer != 1:
             raise Unsupported(
                 "stream:result", "the result does not change along time: it has no rows to stream"
@@ -409,10 +401,6 @@ def streaming(model: nn.Module, latency: int = 0, dim: int = 2) -> StreamedModel
     return StreamedModel(model, dim, latency)
 
 
-def _with(shape: tuple[int, ...], dim: int, size: int) -> tuple[int, ...]:
-    return (*shape[:dim], size, *shape[dim + 1 :])
-
-
 def _captured_twice(model: nn.Module, kind: StreamKind) -> tuple[Capture, Capture]:
     """Captures at a length and at the next one that the model takes: rows may go in groups. Raises
     Unsupported, also for other operations at far more rows, as in a loop over pieces, and for a model that
@@ -421,7 +409,7 @@ def _captured_twice(model: nn.Module, kind: StreamKind) -> tuple[Capture, Captur
 
     def captured(rows: int) -> Capture | None:
         try:
-            shape = _with(kind.shape, kind.shape.index(-1), rows)
+            shape = with_rows(kind.shape, kind.shape.index(-1), rows)
             return Capture.of(model, shape, kind.dtype, kind.device)
         except Unsupported:
             raise
@@ -430,18 +418,13 @@ def _captured_twice(model: nn.Module, kind: StreamKind) -> tuple[Capture, Captur
             return None
 
     for rows in LENGTHS:
-        if (short := captured(rows)) is None:
-            continue
-        hop = _hop(short)
+        hop = 1 if (short := captured(rows)) is None else _hop(short)
         rows += -rows % hop
         short = captured(rows) if hop > 1 else short
         for more in (hop * groups for groups in GROUPS) if short is not None else ():
-            long = captured(rows + more)
-            if short is None or long is None:
-                continue
-            far = captured(rows + more * ceil(ROWS / more))
-            short.compare(long, far or long)
-            return short, long
+            if short is not None and (long := captured(rows + more)) is not None:
+                short.compare(long, captured(rows + more * ceil(ROWS / more)) or long)
+                return short, long
     error = failures[0]
     raise Unsupported(
         "stream:length",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any
 
@@ -12,8 +12,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from transconv.graph.backend_options import MemoryBound
-from transconv.graph.optimization import compiled_alone
+from transconv.graph.backend_options import MemoryBound, compiled_alone
 from transconv.graph.pieces.piece_passes import PiecePlan
 from transconv.support import Unsupported
 
@@ -84,14 +83,17 @@ class BoundedModel(nn.Module):
         """The model's result; with gradients where torch computes them."""
         shapes = tuple(t.shape for t in tree_leaves((given, named)) if isinstance(t, torch.Tensor))
         if shapes not in self._compiled:  # torch compiles one function for eight of them at most
-            alone = compiled_alone(
-                self.model, "bounded", options={"within": self.bound}, fullgraph=True, dynamic=False
-            )
-            self._compiled[shapes] = alone
+            words: dict[str, Any] = {
+                "fullgraph": True,
+                "dynamic": False,
+                "options": {"within": self.bound},
+            }
+            self._compiled[shapes] = compiled_alone(self.model, "bounded", **words)
         return self._compiled[shapes](*given, **named)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "bound": self.bound.fresh, "_compiled": {}}  # a copy compiles anew
+        bound = replace(self.bound, links={}, plans={}, made={})
+        return {**self.__dict__, "bound": bound, "_compiled": {}}  # a copy compiles anew
 
     def report(self) -> BoundReport:
         """What was found for the calls so far."""
