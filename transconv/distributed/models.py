@@ -85,7 +85,7 @@ def parallelize(
     dims, known = _dims(mesh, plan), dict(model.named_modules())
     if lacking := [name for name in (*whole, *rows) if isinstance(name, str) and name not in known]:
         raise ValueError(f"the model has no module {', '.join(lacking)}")
-    classes = (nn.PReLU, *(kind for kind in rows if not isinstance(kind, str)))
+    classes: tuple[type, ...] = (nn.PReLU, *(kind for kind in rows if not isinstance(kind, str)))
     by_row = [
         name
         for name, module in known.items()

@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from transconv.support import Unsupported
 
 Tensor = torch.Tensor
-RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+CELLS = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 
 
 class ResultReference(NamedTuple):
@@ -114,22 +114,19 @@ class Capture:
         for other in (long, far):
             if [o.op for o in self.operations] != [o.op for o in other.operations]:
                 a, b = len(self.operations), len(other.operations)
-                raise Unsupported(
-                    "stream:length",
-                    f"the model runs other operations for other lengths ({a} and {b} of them, for "
+                why = f"the model runs other operations for other lengths ({a} and {b} of them, for "
+                why += (
                     f"{self.shape} and {other.shape}): a loop over pieces, or a branch on it; stream the "
-                    "part of the model inside of the loop",
                 )
+                raise Unsupported("stream:length", f"{why}part of the model inside of the loop")
         near, wide = (sum(other.shape) - sum(self.shape) for other in (long, far))
         for op, *others in zip(self.operations, long.operations, far.operations, strict=True):
             for a, b, c in zip(op.leaves(), *(o.leaves() for o in others), strict=True):
                 whole = type(a) is type(b) is type(c) is int
                 if whole and (c - a) * near != (b - a) * wide:
-                    raise Unsupported(
-                        f"stream:{op.name}",
-                        f"{op} cannot be streamed: its numbers do not grow evenly with the length "
-                        f"({a}, {b}, {c}); stream the part of the model before or behind it",
-                    )
+                    why = f"{op} cannot be streamed: its numbers do not grow evenly with the length "
+                    why += f"({a}, {b}, {c}); stream the part of the model before or behind it"
+                    raise Unsupported(f"stream:{op.name}", why)
 
     def add(self, op: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Record an operation on recorded tensors; its results."""
@@ -220,7 +217,7 @@ class RecordedTensor(Tensor):
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(function, "__name__", "")
-        if name in RECURRENT and isinstance(args[0], RecordedTensor):
+        if name in CELLS and isinstance(args[0], RecordedTensor):
             return args[0].recurrent(getattr(torch.ops.aten, name).input, args, kwargs or {})
         onward: Any = super().__torch_function__
         return onward(function, types, args, kwargs or {})

@@ -104,9 +104,8 @@ class StreamKind(NamedTuple):
     training: bool
 
     def __str__(self) -> str:
-        more = [f", autocast {self.autocast}"] * (self.autocast is not None)
-        more += [", in training"] * self.training
-        return f"{list(self.shape)} {self.dtype} on {self.device}{''.join(more)}"
+        cast = f", autocast {self.autocast}" * (self.autocast is not None)
+        return f"{list(self.shape)} {self.dtype} on {self.device}{cast}{', in training' * self.training}"
 
 
 class StreamPlan:
@@ -321,7 +320,7 @@ class StreamedModel(nn.Module):
             # What is kept must not change where the caller writes to the input, or to the result.
             made = plan.step(x.clone(memory_format=torch.contiguous_format)) if x.shape[self.dim] else None
             if made is None:
-                return self._empty(plan)
+                return plan.none[plan.capture.result].rows.clone()
             return made.clone() if plan.shares_result else made
 
     def flush(self) -> Tensor | None:
@@ -373,9 +372,6 @@ class StreamedModel(nn.Module):
             )
         self._plan, self._kind = StreamPlan(self.model, kind, self.allowed), kind
         return self._plan
-
-    def _empty(self, plan: StreamPlan) -> Tensor:
-        return plan.none[plan.capture.result].rows.clone()
 
 
 def streaming(model: nn.Module, latency: int = 0, dim: int = 2) -> StreamedModel:

@@ -16,12 +16,7 @@ import torch.nn.functional as F
 from torch.utils._pytree import tree_leaves
 
 from transconv.compute import AxisSpan
-from transconv.distributed.streams.graph_capture import (
-    RECURRENT,
-    Capture,
-    CapturedOperation,
-    ResultReference,
-)
+from transconv.distributed.streams.graph_capture import CELLS, Capture, CapturedOperation, ResultReference
 from transconv.distributed.streams.time_axis import (
     StreamPiece,
     TimeAxis,
@@ -102,7 +97,7 @@ class TimeRules:
         if found is not None:
             made: TimeRule = found(op, other)
             return made
-        if op.name in RECURRENT:
+        if op.name in CELLS:
             return self.recurrent(at, op, other)
         if torch.Tag.pointwise in op.op.tags:
             return self.pointwise(op, other)
