@@ -215,10 +215,8 @@ class StreamPlan:
         self.failed = True
         new: dict[ResultReference, Tensor] = {} if x is None else {ResultReference(-1): x}
         self.count += 0 if x is None else rows_of(x, self.axes[ResultReference(-1)])
-        counts, totals = (
-            [0] * len(self.operations) + [self.count],
-            [0] * len(self.operations) + [self.count],
-        )
+        counts = [0] * len(self.operations) + [self.count]
+        totals = [*counts]
         for op in self.operations:
             rule = op.rule
             if not op.moving:

@@ -182,16 +182,8 @@ class TimeRules:
 
             def scatter(values: Values, piece: StreamPiece) -> Tensor:
                 """All that the operand's rows make, of which the wanted rows."""
-                given = (
-                    value_of(w, values),
-                    value_of(b, values),
-                    stride,
-                    beside,
-                    dilation,
-                    True,
-                    more,
-                    groups,
-                )
+                read = value_of(w, values), value_of(b, values)
+                given = (*read, stride, beside, dilation, True, more, groups)
                 wide = self.convolve(values[x], *given, at)
                 return take_rows(wide, axis, *piece.made.seen_from(piece.read.start * s - p))
 
