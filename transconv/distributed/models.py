@@ -56,6 +56,13 @@ ELEMENTWISE = (
     nn.Hardswish,
     nn.Hardsigmoid,
 )
+DRAWING = (
+    nn.modules.dropout._DropoutNd,
+    nn.RReLU,
+    nn.RNNBase,
+    nn.FractionalMaxPool2d,
+    nn.FractionalMaxPool3d,
+)
 PADS = (nn.ZeroPad1d, nn.ZeroPad2d, nn.ZeroPad3d, nn.ConstantPad1d, nn.ConstantPad2d, nn.ConstantPad3d)
 ROWWISE = (*ELEMENTWISE, *PADS, nn.Identity, nn.GroupNorm, nn.UpsamplingNearest2d)
 
@@ -135,10 +142,10 @@ def parallelize(
                 ", gets whole tensors on every rank: there is no rule for its sharded rows. "
                 "Name it in rows= if it makes each row from the same rows of its inputs",
             )
-            if any(True for _ in module.buffers()):
-                _gather(module, mesh, dims)  # it may set them to other tensors
-            else:
+            if type(module).__module__.startswith("torch.nn.") and not isinstance(module, DRAWING):
                 _compute_whole(module, mesh, dims)
+            else:  # ranks draw one mask by DTensor's rules
+                _gather(module, mesh, dims)
     model.register_forward_pre_hook(
         lambda _module, args, kwargs: (_dealt(args, mesh, dims), _dealt(kwargs, mesh, dims)),
         with_kwargs=True,
