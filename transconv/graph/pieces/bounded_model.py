@@ -83,11 +83,7 @@ class BoundedModel(nn.Module):
         """The model's result; with gradients where torch computes them."""
         shapes = tuple(t.shape for t in tree_leaves((given, named)) if isinstance(t, torch.Tensor))
         if shapes not in self._compiled:  # torch compiles one function for eight of them at most
-            words: dict[str, Any] = {
-                "fullgraph": True,
-                "dynamic": False,
-                "options": {"within": self.bound},
-            }
+            words: Any = {"fullgraph": True, "dynamic": False, "options": {"within": self.bound}}
             self._compiled[shapes] = compiled_alone(self.model, "bounded", **words)
         return self._compiled[shapes](*given, **named)
 
