@@ -303,6 +303,61 @@ def test_constant_borders() -> None:
     assert found == [[]] * 3, found
 
 
+def without_rules() -> list[str]:
+    """Modules of torch for which DTensor has no rules, forward or backward, parametrized weights among
+    them: what differs from one process, with gradients."""
+    transconv.config.fallback = "silent"
+    mesh, found = init_device_mesh("cpu", (3,)), []
+    between: list[nn.Module] = [
+        *(kind(2) for kind in (nn.ReflectionPad2d, nn.ReplicationPad2d, nn.CircularPad2d)),
+        *(
+            nn.AvgPool2d(3, 2, 1, **word)
+            for word in ({"count_include_pad": False}, {"divisor_override": 5})
+        ),
+        *(nn.LPPool2d(2, 2), nn.MaxPool2d(3, 2, 1, ceil_mode=True), nn.AdaptiveAvgPool2d(2)),
+        *(
+            nn.PReLU(3),
+            nn.LocalResponseNorm(2),
+            nn.Softmax2d(),
+            nn.Hardtanh(),
+            nn.LogSigmoid(),
+            nn.PixelShuffle(1),
+        ),
+        nn.Upsample(scale_factor=2, mode="bilinear"),
+        nn.utils.parametrizations.weight_norm(nn.Conv2d(3, 3, 3, padding=1)),
+        nn.utils.parametrizations.spectral_norm(nn.ConvTranspose2d(3, 3, 4, 2, 1)).eval(),
+    ]
+    for module in between:
+        torch.manual_seed(0)
+        whole = nn.Sequential(nn.Conv2d(2, 3, 3), module, nn.Conv2d(3, 2, 1)).double()
+        model, x = copy.deepcopy(whole), torch.randn(1, 2, 10, 7).double()
+        transconv.distributed.parallelize(model, mesh, {"h": 0})
+        a, b = x.clone().requires_grad_(), x.clone().requires_grad_()
+        want, got = whole(a), model(b)
+        grad = torch.arange(want.numel()).view(want.shape).to(x).sin()
+        want.backward(grad)
+        got.backward(distribute_tensor(grad, mesh, got.placements))
+        pairs = [
+            (got, want),
+            *zip(
+                (b.grad, *(p.grad for p in model.parameters())),
+                (a.grad, *(p.grad for p in whole.parameters())),
+                strict=True,
+            ),
+        ]
+        for one, other in pairs:
+            one = one.full_tensor() if isinstance(one, DTensor) else one
+            if one is None or not torch.allclose(one, other, atol=1e-9):
+                found.append(f"{module}: {list(other.shape)}")
+    return found
+
+
+@pytest.mark.slow
+def test_modules_without_rules() -> None:
+    found = processes.run(3, without_rules)
+    assert found == [[]] * 3, found
+
+
 def numbers() -> list[bool]:
     """A group norm of images that are single numbers, and its gradients."""
     mesh = init_device_mesh("cpu", (2,))

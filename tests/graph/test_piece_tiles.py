@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -316,3 +319,26 @@ def test_arguments_that_are_refused() -> None:
         transconv.within(nn.Identity(), over="c")
     with pytest.raises(TypeError, match="expected a module or a function, got int"):
         transconv.within(3)  # type: ignore[arg-type]
+
+
+def test_models_of_one_class_and_many_sizes() -> None:
+    """torch compiles a code object eight times at most, and takes what it compiled for an equal bound."""
+    models = [nn.Sequential(nn.SiLU()) for _ in range(2)]
+    runs = [transconv.within(m, "1 MB") for m in models]
+    with torch.no_grad():
+        for run, model, rows in zip(runs, models, (1, 9), strict=True):
+            for n in range(3, 3 + rows):
+                x = torch.randn(1, 2, n, 5)
+                torch.testing.assert_close(run(x), model(x))
+            assert len(run.report().plans) == rows and run.report().peak > 0
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda run: pickle.loads(pickle.dumps(run))])
+def test_copies_find_pieces_of_their_own(copied: Callable[[Any], Any]) -> None:
+    run, x = transconv.within(nn.Conv2d(2, 3, 3), "1 MB"), torch.randn(1, 2, 5, 6)
+    with torch.no_grad():
+        want = run(x)
+        other = copied(run)
+        next(run.parameters()).zero_()
+        assert torch.equal(other(x), want) and len(other.report().plans) == 1
+    assert [*run.state_dict()] == ["model.weight", "model.bias"]

@@ -468,3 +468,33 @@ def test_what_a_model_was_given_is_left_as_it_was() -> None:
     with prepare.undisturbed(torch.nn.Identity(), (ragged,)):
         ragged.mul_(2.0)
     assert all(map(torch.equal, ragged.unbind(), parts))
+
+
+class Counting(torch.nn.Module):
+    """What calls change: a buffer in place, a buffer that is set, a number and a tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("n", torch.zeros(()))
+        self.mean: torch.Tensor
+        self.register_buffer("mean", torch.zeros(3))
+        self.calls = 0
+        self.last: torch.Tensor | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.n += 1
+        self.calls += 1
+        self.mean = self.mean * 0.5 + x.mean(0)
+        y = x * self.n + self.calls * self.mean
+        y = y if self.last is None else y + self.last
+        self.last = x.amax(0)
+        return y
+
+
+def test_a_call_that_is_no_call_of_the_program_leaves_no_trace() -> None:
+    tried, other, x = Counting(), Counting(), torch.randn(4, 3)
+    for _ in range(3):
+        with prepare.undisturbed(tried, (x,)):
+            tried(x)
+        assert torch.equal(tried(x), other(x))
+    assert all(map(torch.equal, tried.buffers(), other.buffers())) and tried.calls == 3

@@ -26,6 +26,7 @@ from torch.distributed.tensor import (
     distribute_tensor,
 )
 from torch.func import functional_call
+from torch.nn.utils.parametrize import ParametrizationList
 from torch.utils._pytree import tree_map
 
 from transconv.calls import stats
@@ -55,8 +56,15 @@ ELEMENTWISE = (
     nn.Hardswish,
     nn.Hardsigmoid,
 )
+DRAWING = (
+    nn.modules.dropout._DropoutNd,
+    nn.RReLU,
+    nn.RNNBase,
+    nn.FractionalMaxPool2d,
+    nn.FractionalMaxPool3d,
+)
 PADS = (nn.ZeroPad1d, nn.ZeroPad2d, nn.ZeroPad3d, nn.ConstantPad1d, nn.ConstantPad2d, nn.ConstantPad3d)
-ROWWISE = (*ELEMENTWISE, *PADS, nn.PReLU, nn.Identity, nn.GroupNorm, nn.UpsamplingNearest2d)
+ROWWISE = (*ELEMENTWISE, *PADS, nn.Identity, nn.GroupNorm, nn.UpsamplingNearest2d)
 
 
 def parallelize(
@@ -84,7 +92,7 @@ def parallelize(
     dims, known = _dims(mesh, plan), dict(model.named_modules())
     if lacking := [name for name in (*whole, *rows) if isinstance(name, str) and name not in known]:
         raise ValueError(f"the model has no module {', '.join(lacking)}")
-    classes = tuple(kind for kind in rows if not isinstance(kind, str))
+    classes: tuple[type, ...] = (nn.PReLU, *(kind for kind in rows if not isinstance(kind, str)))
     by_row = [
         name
         for name, module in known.items()
@@ -109,13 +117,16 @@ def parallelize(
             after_gradient(_sum_gradient)
     for name in whole:
         _compute_whole(model.get_submodule(name), mesh, dims)
+    of_weights = [name for name, m in model.named_modules() if isinstance(m, ParametrizationList)]
+    for name in of_weights:  # parametrized weights are no images, and are whole
+        _compute_whole(model.get_submodule(name), mesh, {})
     for name in by_row:
         module = model.get_submodule(name)
         module.forward = partial(
             sharded_modules.named, module, name, module.forward, partial(_dealt, mesh=mesh, dims=dims)
         )
     for name, module in model.named_modules():
-        if _within(name, (*whole, *by_row)):
+        if _within(name, (*whole, *by_row, *of_weights)):
             continue
         if forward := sharded_modules.forward_of(module):
             module.forward = partial(forward, module)
@@ -131,7 +142,10 @@ def parallelize(
                 ", gets whole tensors on every rank: there is no rule for its sharded rows. "
                 "Name it in rows= if it makes each row from the same rows of its inputs",
             )
-            _gather(module, mesh, dims)
+            if type(module).__module__.startswith("torch.nn.") and not isinstance(module, DRAWING):
+                _compute_whole(module, mesh, dims)
+            else:  # ranks draw one mask by DTensor's rules
+                _gather(module, mesh, dims)
     model.register_forward_pre_hook(
         lambda _module, args, kwargs: (_dealt(args, mesh, dims), _dealt(kwargs, mesh, dims)),
         with_kwargs=True,

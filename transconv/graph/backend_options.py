@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
+
+import torch
 
 from transconv.calls.settings import settings
 from transconv.graph.autotuner import SECONDS
@@ -103,3 +105,19 @@ def options_of(
 def is_time(seconds: object) -> bool:
     """Whether that is a number of seconds: finite, 0 or more."""
     return type(seconds) in (int, float) and 0 <= seconds < float("inf")  # type: ignore[operator]
+
+
+def compiled_alone(
+    call: Callable[..., Any], name: str, how: Any = "transconv", **words: Any
+) -> Callable[..., Any]:
+    """A call through torch's compiler, ``words`` for it too: a function with code of its own, to which
+    compiled code is tied, so that models of one class do not share its limit."""
+
+    def alone(*given: Any, **named: Any) -> Any:
+        return call(*given, **named)
+
+    code = alone.__code__.replace(co_name=f"optimized_{name}_{id(alone):x}")
+    function: Any = type(alone)
+    own = function(code, alone.__globals__, code.co_name, None, alone.__closure__)
+    made: Callable[..., Any] = torch.compile(own, backend=how, **words)
+    return made

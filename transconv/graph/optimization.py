@@ -21,7 +21,7 @@ from torch.utils import _pytree
 
 from transconv.calls.settings import settings
 from transconv.graph import graph_report
-from transconv.graph.backend_options import RESTS, is_time
+from transconv.graph.backend_options import RESTS, compiled_alone, is_time
 from transconv.support import nearest
 from transconv.torch_ops import arguments, modules
 from transconv.torch_ops.conversion.inference import Inference
@@ -98,7 +98,8 @@ def optimize(
     the table, unless ``verbose`` is False; ``transconv.graph.report`` of the copy has them, too.
 
     ``training``: None: as ``model.training`` says. For inference the copy computes without gradients, its
-    parameters are frozen (the model's are not), and writes to the model's weights are seen. For training
+    parameters are frozen (the model's are not), and writes to the model's weights are seen; what is set to
+    another tensor, in the model or in the copy, belongs to that one alone. For training
     weights of images are put in memory with features last, in place. ``cudagraphs``: None: where an
     example is on one GPU and a call is faster with them, by some calls of each; results are copies
     then. True: always (in training with the rules of torch's ``mode="reduce-overhead"``).
@@ -334,7 +335,7 @@ class ModelTrial:
 
     def compiled(self, how: Any, options: Any = None) -> Call:
         """The model through torch's compiler."""
-        return compiled_alone(self.model._call_impl, type(self.model).__name__, how, options)
+        return compiled_alone(self.model._call_impl, type(self.model).__name__, how, options=options)
 
     def run(self, name: str, seed: int = 0, given: Example | None = None) -> list[Tensor]:
         """Results of the example, and in training all gradients as one vector: one that is zero, as of
@@ -422,20 +423,6 @@ def trial_of(
 ) -> ModelTrial:
     """The trial of a copy of a model that shares its weights (``optimize`` has the arguments)."""
     return ModelTrial(_sharing(model, training, filter_fn), _arguments(example), training, rest, tune)
-
-
-def compiled_alone(call: Call, name: str, how: Any = "transconv", options: Any = None) -> Call:
-    """A call through torch's compiler: a function with code of its own, to which compiled code is tied, so
-    that models of one class do not share its limit."""
-
-    def alone(*given: Any, **named: Any) -> Any:
-        return call(*given, **named)
-
-    code = alone.__code__.replace(co_name=f"optimized_{name}_{id(alone):x}")
-    function: Any = type(alone)
-    own = function(code, alone.__globals__, code.co_name, None, alone.__closure__)
-    made: Call = torch.compile(own, backend=how, options=options)
-    return made
 
 
 def _sharing(model: nn.Module, training: bool, keep: Callable[[nn.Module, str], bool] | None) -> nn.Module:

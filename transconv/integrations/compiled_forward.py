@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import nn
 
-from transconv.graph.optimization import compiled_alone
+from transconv.graph.backend_options import compiled_alone
 from transconv.graph.torch_compile import backend
 
 # Where a forward may stand beside that of the class: accelerate calls the latter from its own.

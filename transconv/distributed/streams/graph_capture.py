@@ -1,6 +1,6 @@
 """The capture of a model's operations on a tensor without values: what a stream executes piece by piece.
 
-    Capture.of(model, x)      the operations in order, each of aten, with references to earlier results
+    Capture.of(model, ...)    the operations in order, each of aten, with references to earlier results
     ResultReference(at, output)       the result of an operation, in the arguments of another one
 
 Only operations on what depends on the input are recorded; those on parameters alone run while the
@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from transconv.support import Unsupported
 
 Tensor = torch.Tensor
+CELLS = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 
 
 class ResultReference(NamedTuple):
@@ -39,6 +40,7 @@ class CapturedOperation:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[torch.dtype, ...]
     module: str  # the module that called it, by its name in the model
 
     @property
@@ -68,7 +70,7 @@ class CapturedOperation:
 
 @dataclass(eq=False, slots=True)
 class Capture:
-    """The operations of a call of a model, the shape of its input, and its result."""
+    """The operations of a call of a model, the shape and type of its input, and its result."""
 
     shape: tuple[int, ...]
     operations: list[CapturedOperation] = field(default_factory=list)
@@ -77,13 +79,14 @@ class Capture:
     dtype: torch.dtype = torch.float32
 
     @staticmethod
-    def of(model: nn.Module, like: Tensor, shape: tuple[int, ...]) -> Capture:
-        """What the model does with an input of this shape, and ``like``'s type and device. Raises
-        Unsupported for what no recording says, and the model's own errors."""
-        made = Capture(tuple(shape))
-        meta = torch.empty(shape, dtype=like.dtype, device="meta")
-        with torch.no_grad(), _named_modules(model, made.modules):
-            given = RecordedTensor(meta, like.device, ResultReference(-1), made)
+    def of(model: nn.Module, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Capture:
+        """What the model does with an input of this shape. Raises Unsupported for what no recording says,
+        and the model's own errors."""
+        made = Capture(shape, dtype=dtype)
+        meta = torch.empty(shape, dtype=dtype, device="meta")
+        # In inference mode operations come here undivided, such as aten.pad.
+        with torch.inference_mode(False), torch.no_grad(), _named_modules(model, made.modules):
+            given = RecordedTensor(meta, device, ResultReference(-1), made)
             out = model(given)
         leaves = [t for t in tree_leaves(out) if isinstance(t, Tensor)]
         if len(leaves) != 1 or not isinstance(leaves[0], RecordedTensor):
@@ -93,17 +96,46 @@ class Capture:
                 f"the model returns {found}; expected one tensor that depends on its input: stream the "
                 "part of the model that makes it, such as model.decoder",
             )
-        made.result, made.dtype = leaves[0].reference, leaves[0].dtype
+        made.result = leaves[0].reference
         return made
 
     def shape_of(self, value: ResultReference) -> tuple[int, ...]:
         """The shape of a result."""
         return self.shape if value.at < 0 else self.operations[value.at].shapes[value.output]
 
+    def no_rows(self, value: ResultReference, dim: int, device: torch.device) -> Tensor:
+        """A tensor like a result, with none of its rows."""
+        dtype = self.dtype if value.at < 0 else self.operations[value.at].dtypes[value.output]
+        return torch.empty(with_rows(self.shape_of(value), dim, 0), dtype=dtype, device=device)
+
+    def compare(self, long: Capture, far: Capture) -> None:
+        """Raise Unsupported where the operations at two other lengths are others, or numbers of theirs do
+        not grow evenly with the length, as the end of the last whole group of rows."""
+        for other in (long, far):
+            if [o.op for o in self.operations] != [o.op for o in other.operations]:
+                a, b = len(self.operations), len(other.operations)
+                why = f"the model runs other operations for other lengths ({a} and {b} of them, for "
+                why += (
+                    f"{self.shape} and {other.shape}): a loop over pieces, or a branch on it; stream the "
+                )
+                raise Unsupported("stream:length", f"{why}part of the model inside of the loop")
+        near, wide = (sum(other.shape) - sum(self.shape) for other in (long, far))
+        for op, *others in zip(self.operations, long.operations, far.operations, strict=True):
+            for a, b, c in zip(op.leaves(), *(o.leaves() for o in others), strict=True):
+                whole = type(a) is type(b) is type(c) is int
+                if whole and (c - a) * near != (b - a) * wide:
+                    why = f"{op} cannot be streamed: its numbers do not grow evenly with the length "
+                    why += f"({a}, {b}, {c}); stream the part of the model before or behind it"
+                    raise Unsupported(f"stream:{op.name}", why)
+
     def add(self, op: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Record an operation on recorded tensors; its results."""
         leaves = tree_leaves([args, kwargs])
         device = next(t.device for t in leaves if isinstance(t, RecordedTensor))
+        if torch.Tag.nondeterministic_seeded in op.tags:
+            raise Unsupported(
+                "stream:random", f"{op}{self._where()} draws random numbers; call model.eval() first"
+            )
         writes = op._schema.is_mutable
         target: Any = args[0] if writes else None
         if writes:
@@ -140,9 +172,10 @@ class Capture:
         """Add an operation with its results, which have no values."""
         at = len(self.operations)
         shapes = tuple(() if t is None else tuple(t.shape) for t in results)
+        dtypes = tuple(self.dtype if t is None else t.dtype for t in results)
         kept = tree_map(lambda t: t.reference if isinstance(t, RecordedTensor) else t, [args, kwargs])
         module = self.modules[-1] if self.modules else ""
-        self.operations.append(CapturedOperation(op, tuple(kept[0]), kept[1], shapes, module))
+        self.operations.append(CapturedOperation(op, tuple(kept[0]), kept[1], shapes, dtypes, module))
         return [
             None if t is None else RecordedTensor(t, device, ResultReference(at, i), self)
             for i, t in enumerate(results)
@@ -183,17 +216,21 @@ class RecordedTensor(Tensor):
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if getattr(function, "__name__", "") == "lstm" and isinstance(args[0], RecordedTensor):
-            return args[0].recurrent(args, kwargs or {})
+        name = getattr(function, "__name__", "")
+        if name in CELLS and isinstance(args[0], RecordedTensor):
+            return args[0].recurrent(getattr(torch.ops.aten, name).input, args, kwargs or {})
         onward: Any = super().__torch_function__
         return onward(function, types, args, kwargs or {})
 
-    def recurrent(self, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Record an LSTM as one operation: below it every step would be one."""
-        states = [_as_meta(t) for t in args[1]]
-        y = self.meta.new_empty((*self.shape[:-1], states[0].shape[-1]))
-        op = torch.ops.aten.lstm.input
+    def recurrent(self, op: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Record a recurrence as one operation: below it every step would be one."""
+        states = [_as_meta(t) for t in tree_leaves(args[1])]
+        y = self.meta.new_empty((*self.shape[:-1], states[0].shape[-1] * (2 if args[-2] else 1)))
         return tuple(self.capture.note(op, args, kwargs, (y, *states), self.device))
+
+
+def with_rows(shape: tuple[int, ...], dim: int, rows: int) -> tuple[int, ...]:
+    return (*shape[:dim], rows, *shape[dim + 1 :])
 
 
 def _as_meta(t: Any) -> Any:

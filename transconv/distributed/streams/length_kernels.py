@@ -88,19 +88,8 @@ class LengthKernels:
         aligned = not any(t.data_ptr() & ALIGNMENT for t in given)
         lengths = (*x.shape[: at + 2], -1, *x.shape[at + 3 :])
         flags = lower_call.flags(x.dtype)
-        kind = Kind(
-            params,
-            lengths,
-            tuple(w.shape),
-            w.stride(),
-            x.dtype,
-            x.device,
-            flags,
-            b is not None,
-            last,
-            aligned,
-            at,
-        )
+        of_w, biased = (tuple(w.shape), w.stride()), b is not None
+        kind = Kind(params, lengths, *of_w, x.dtype, x.device, flags, biased, last, aligned, at)
         if b is not None:
             tensors["bia"] = b
         plan = self._plans.get(kind)

@@ -8,15 +8,15 @@ ones read. So the pieces may have any length, and the state is as long as the re
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import ceil, lcm
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from transconv.compute import AxisSpan
-from transconv.distributed.streams.graph_capture import Capture, ResultReference
+from transconv.distributed.streams.graph_capture import Capture, ResultReference, with_rows
 from transconv.distributed.streams.length_kernels import LengthKernels
 from transconv.distributed.streams.time_axis import (
     StreamPiece,
@@ -28,9 +28,12 @@ from transconv.distributed.streams.time_axis import (
 )
 from transconv.distributed.streams.time_rules import TimeRules
 from transconv.support import TensorError, Unsupported
+from transconv.torch_ops.arguments import autocast_dtype
 
 Tensor = torch.Tensor
 ROWS = 4096  # of a capture, at least: longer than what the rows at the beginning see
+LENGTHS = (ROWS, ROWS + 1, 5040, 5041, 20160)  # tried until a model takes one: multiples of 2, 3, 5, 7
+GROUPS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32, 48, 64)  # of rows that a model may take together
 
 
 @dataclass(eq=False, slots=True)
@@ -38,26 +41,24 @@ class KeptRows:
     """The rows of an operand that an operation still reads, from row ``first`` on."""
 
     axis: TimeAxis
+    rows: Tensor
     first: int = 0
-    rows: Tensor | None = None
 
     def add(self, rows: Tensor) -> None:
         """Rows behind the others."""
-        self.rows = rows if self.rows is None else join_rows([self.rows, rows], self.axis)
+        self.rows = join_rows([self.rows, rows], self.axis) if rows_of(self.rows, self.axis) else rows
 
     def take(self, rows: AxisSpan) -> Tensor:
         """These rows, by their numbers in the stream."""
-        assert self.rows is not None
         return take_rows(self.rows, self.axis, rows.start - self.first, rows.stop - self.first)
 
     def drop(self, before: int) -> None:
         """Forget the rows before this one."""
-        if self.rows is None or before <= self.first:
-            return
         count = rows_of(self.rows, self.axis)
         gone = min(before - self.first, count)
-        self.rows = take_rows(self.rows, self.axis, gone, count) if gone < count else None
-        self.first += gone
+        if gone > 0:
+            self.rows = take_rows(self.rows, self.axis, gone, count)
+            self.first += gone
 
 
 @dataclass(eq=False, slots=True)
@@ -72,44 +73,58 @@ class StreamedOperation:
     carried: dict[ResultReference, Tensor] = field(default_factory=dict)
     made: int = 0
 
-    def reset(self, axes: dict[ResultReference, TimeAxis]) -> None:
-        """Forget the stream."""
-        self.kept, self.carried, self.made = {r: KeptRows(axes[r]) for r in self.moving}, {}, 0
+    def reset(self, none: dict[ResultReference, KeptRows]) -> None:
+        """Forget the stream; of each operand no rows are kept."""
+        self.kept, self.carried, self.made = {r: replace(none[r]) for r in self.moving}, {}, 0
 
-    def piece(self, counts: list[int], totals: list[int], ends: bool) -> StreamPiece | None:
-        """What it makes now, where operation i has made ``counts[i]`` rows, and would have made
+    def piece(self, count: int, totals: list[int], ends: bool) -> StreamPiece | None:
+        """What it makes now, where its operands have ``count`` rows, and operation i would have made
         ``totals[i]`` if the stream ended, as it does if ``ends``. None for nothing."""
-        count = min(counts[r.at] for r in self.moving)
         rule, total = self.rule, totals[self.moving[0].at]
         if rule.axis is None:
-            due = not self.made and (count >= rule.least or ends)
+            due = not self.made and count >= rule.least
             return StreamPiece(AxisSpan(0, 1), AxisSpan(0, count)) if due else None
         stop = rule.total(total) if ends else rule.ready(count, total)
         if stop <= self.made:
             return None
         wanted = rule.relation.needs(AxisSpan(self.made, stop))
-        read = AxisSpan(max(0, wanted.start), min(count, wanted.stop))
-        return StreamPiece(
-            AxisSpan(self.made, stop), read, read.start - wanted.start, wanted.stop - read.stop
-        )
+        start = min(count, max(0, wanted.start))  # all that is read may be before the stream, or behind it
+        read = AxisSpan(start, max(start, min(count, wanted.stop)))
+        low = max(0, min(0, wanted.stop) - wanted.start)
+        return StreamPiece(AxisSpan(self.made, stop), read, low, wanted.size - low - read.size)
+
+
+class StreamKind(NamedTuple):
+    """What the inputs of a stream have in common, and what its operations depend on."""
+
+    shape: tuple[int, ...]  # with -1 for time
+    dtype: torch.dtype
+    device: torch.device
+    autocast: torch.dtype | None
+    training: bool
+
+    def __str__(self) -> str:
+        cast = f", autocast {self.autocast}" * (self.autocast is not None)
+        return f"{list(self.shape)} {self.dtype} on {self.device}{cast}{', in training' * self.training}"
 
 
 class StreamPlan:
     """The operations of a model for inputs of one kind. Raises Unsupported for a model that cannot be
     streamed."""
 
-    def __init__(self, model: nn.Module, like: Tensor, dim: int, latency: int) -> None:
+    def __init__(self, model: nn.Module, kind: StreamKind, latency: int) -> None:
+        dim = kind.shape.index(-1)
         axis = TimeAxis(dim)
-        sizes = list(like.shape)
         self.weights = _versions(model)
-        probe = _captured(model, like, dim, ROWS)
-        hop = _hop(probe, dim)
-        sizes[dim] = hop * ceil(ROWS / hop)
-        short, long = (_captured(model, like, dim, sizes[dim] + more) for more in (0, hop))
+        with torch.autocast(kind.device.type, kind.autocast, enabled=kind.autocast is not None):
+            short, long = _captured_twice(model, kind)
+        sizes = list(short.shape)
+        hop = long.shape[dim] - sizes[dim]
         self.kernels = LengthKernels()
         rules = TimeRules(short, long, axis, self.kernels.convolve)
         found = rules.of_all()
         self.axes, self.fixed, self.capture = rules.axes, rules.fixed, short
+        self.none = {r: KeptRows(a, short.no_rows(r, a.dim, kind.device)) for r, a in rules.axes.items()}
         if short.result not in self.axes or self.axes[short.result].outer != 1:
             raise Unsupported(
                 "stream:result", "the result does not change along time: it has no rows to stream"
@@ -135,9 +150,26 @@ class StreamPlan:
     def reset(self) -> None:
         """Begin a stream."""
         for op in self.operations:
-            op.reset(self.axes)
+            op.reset(self.none)
         self.count = 0
+        self.failed = False
         self.values: dict[ResultReference, Tensor] = {}  # those that do not change any more
+
+    @property
+    def progress(self) -> Any:
+        """Where the stream is: the numbers of rows so far, and what is kept."""
+        each = [
+            (op.made, op.carried, {r: (kept.first, kept.rows) for r, kept in op.kept.items()})
+            for op in self.operations
+        ]
+        return self.count, self.failed, self.values, each
+
+    def resume(self, progress: Any) -> None:
+        """Go on where a plan of the same model was."""
+        self.count, self.failed, self.values, each = progress
+        for op, (made, carried, kept) in zip(self.operations, each, strict=True):
+            op.made, op.carried = made, carried
+            op.kept = {r: KeptRows(self.axes[r], rows, first) for r, (first, rows) in kept.items()}
 
     def _checked_latency(self, rows: int, allowed: int) -> int:
         """How many rows of input the result waits for. Raises Unsupported if that is more than allowed."""
@@ -175,13 +207,16 @@ class StreamPlan:
 
     def step(self, x: Tensor | None, ends: bool = False) -> Tensor | None:
         """The rows of the result that the next rows of the input let be computed; all that are left if the
-        stream ``ends``. None for no rows."""
+        stream ``ends``. None for no rows. Raises TensorError behind a piece that failed."""
+        if self.failed:
+            raise TensorError(
+                "streaming: a piece of this stream failed, rows are missing; reset() begins another one"
+            )
+        self.failed = True
         new: dict[ResultReference, Tensor] = {} if x is None else {ResultReference(-1): x}
         self.count += 0 if x is None else rows_of(x, self.axes[ResultReference(-1)])
-        counts, totals = (
-            [0] * len(self.operations) + [self.count],
-            [0] * len(self.operations) + [self.count],
-        )
+        counts = [0] * len(self.operations) + [self.count]
+        totals = [*counts]
         for op in self.operations:
             rule = op.rule
             if not op.moving:
@@ -193,14 +228,20 @@ class StreamPlan:
             for r, kept in op.kept.items():
                 if r in new and (rule.axis is not None or not op.made):
                     kept.add(new[r])
-            piece = op.piece(counts, totals, ends)
+            count = min(counts[r.at] for r in op.moving)
+            if ends and 0 < count < rule.least and not op.made:
+                name = self.capture.operations[op.at]
+                raise TensorError(
+                    f"streaming: {name} reads the first {rule.least} rows; the stream had {count}"
+                )
+            piece = op.piece(count, totals, ends)
             if piece is not None and all(r in self.values for r in op.fixed):
                 values = {r: kept.take(piece.read) for r, kept in op.kept.items()}
                 made = rule.compute(values | {r: self.values[r] for r in op.fixed} | op.carried, piece)
                 if rule.axis is None:
                     self._keep_fixed(op, made)
                     for kept in op.kept.values():
-                        kept.rows = None
+                        kept.drop(piece.read.stop)
                 else:
                     self._check(op, made, piece)
                     each = made if isinstance(made, (tuple, list)) else (made,)
@@ -217,6 +258,7 @@ class StreamPlan:
             for r in op.moving:
                 if self.last[r.at] == op.at:
                     new.pop(r, None)
+        self.failed = False
         return new.get(self.capture.result)
 
     def _keep_fixed(self, op: StreamedOperation, made: Any) -> None:
@@ -240,7 +282,7 @@ class StreamPlan:
             f"{op.at} {self.capture.operations[op.at]}": tuple(kept.rows.shape)
             for op in self.operations
             for kept in op.kept.values()
-            if kept.rows is not None
+            if rows_of(kept.rows, kept.axis)
         }
 
 
@@ -251,7 +293,19 @@ class StreamedModel(nn.Module):
         super().__init__()
         self.model, self.dim, self.allowed = model, dim, latency
         self._plan: StreamPlan | None = None
-        self._kind: tuple[Any, ...] = ()
+        self._kind: StreamKind | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        going = self._plan.progress if self._plan is not None and self._plan.count else None
+        return {**self.__dict__, "_plan": None, "_kind": self._kind if going else None, "going": going}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """A copy, or what is loaded, goes on where the stream was; its plan is that of its own model."""
+        going = state.pop("going")
+        self.__dict__ |= state
+        if going is not None and self._kind is not None:
+            self._plan = StreamPlan(self.model, self._kind, self.allowed)
+            self._plan.resume(going)
 
     def forward(self, x: Tensor) -> Tensor:
         """The next rows of the result. Raises TensorError for an input unlike the earlier ones of the
@@ -264,7 +318,7 @@ class StreamedModel(nn.Module):
             # What is kept must not change where the caller writes to the input, or to the result.
             made = plan.step(x.clone(memory_format=torch.contiguous_format)) if x.shape[self.dim] else None
             if made is None:
-                return self._empty(plan, x)
+                return plan.none[plan.capture.result].rows.clone()
             return made.clone() if plan.shares_result else made
 
     def flush(self) -> Tensor | None:
@@ -272,17 +326,18 @@ class StreamedModel(nn.Module):
         plan = self._plan
         if plan is None or not plan.count:
             return None
-        with torch.no_grad():
-            rest = plan.step(None, ends=True)
-        plan.reset()
-        return rest
+        try:
+            with torch.no_grad():
+                return plan.step(None, ends=True)
+        finally:
+            plan.reset()
 
     def reset(self) -> None:
         """Begin a stream. Weights that changed meanwhile are taken."""
         if self._plan is not None:
             self._plan.reset()
             if self._plan.weights != _versions(self.model):
-                self._plan, self._kind = None, ()
+                self._plan, self._kind = None, None
 
     @property
     def latency(self) -> int:
@@ -303,23 +358,18 @@ class StreamedModel(nn.Module):
         shape = list(x.shape)
         dim = self.dim % x.dim()
         shape[dim] = -1
-        kind = (tuple(shape), x.dtype, x.device, self.model.training)
+        kind = StreamKind(tuple(shape), x.dtype, x.device, autocast_dtype(x), self.model.training)
         if kind == self._kind and self._plan is not None:
             if self._plan.count or self._plan.weights == _versions(self.model):
                 return self._plan
         elif self._plan is not None and self._plan.count:
+            got = kind._replace(shape=tuple(x.shape))
             raise TensorError(
-                f"streaming: the stream has inputs of shape {list(self._kind[0])} {self._kind[1]} on "
-                f"{self._kind[2]}, got {list(x.shape)} {x.dtype} on {x.device}; reset() begins another one"
+                f"streaming: the stream has inputs of shape {self._kind}, got {got}; "
+                "reset() begins another one"
             )
-        self._plan = StreamPlan(self.model, x, dim, self.allowed)
-        self._kind = kind
+        self._plan, self._kind = StreamPlan(self.model, kind, self.allowed), kind
         return self._plan
-
-    def _empty(self, plan: StreamPlan, x: Tensor) -> Tensor:
-        shape = list(plan.capture.shape_of(plan.capture.result))
-        shape[plan.axes[plan.capture.result].dim] = 0
-        return x.new_empty(shape, dtype=plan.capture.dtype)
 
 
 def streaming(model: nn.Module, latency: int = 0, dim: int = 2) -> StreamedModel:
@@ -338,18 +388,46 @@ def streaming(model: nn.Module, latency: int = 0, dim: int = 2) -> StreamedModel
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"streaming: model: expected a torch.nn.Module, got {type(model).__name__}")
+    if not isinstance(dim, int) or isinstance(dim, bool):
+        raise ValueError(f"streaming: dim: expected the number of a dim, got {dim!r}")
     if not isinstance(latency, int) or isinstance(latency, bool) or latency < 0:
         raise ValueError(f"streaming: latency: expected a number of rows from 0 on, got {latency!r}")
     return StreamedModel(model, dim, latency)
 
 
-def _captured(model: nn.Module, like: Tensor, dim: int, rows: int) -> Capture:
-    shape = list(like.shape)
-    shape[dim] = rows
-    return Capture.of(model, like, tuple(shape))
+def _captured_twice(model: nn.Module, kind: StreamKind) -> tuple[Capture, Capture]:
+    """Captures at a length and at the next one that the model takes: rows may go in groups. Raises
+    Unsupported, also for other operations at far more rows, as in a loop over pieces, and for a model that
+    takes none of the lengths."""
+    failures: list[Exception] = []
+
+    def captured(rows: int) -> Capture | None:
+        try:
+            shape = with_rows(kind.shape, kind.shape.index(-1), rows)
+            return Capture.of(model, shape, kind.dtype, kind.device)
+        except Unsupported:
+            raise
+        except Exception as error:  # of the model, which does not take this length
+            failures.append(error)
+            return None
+
+    for rows in LENGTHS:
+        hop = 1 if (short := captured(rows)) is None else _hop(short)
+        rows += -rows % hop
+        short = captured(rows) if hop > 1 else short
+        for more in (hop * groups for groups in GROUPS) if short is not None else ():
+            if short is not None and (long := captured(rows + more)) is not None:
+                short.compare(long, captured(rows + more * ceil(ROWS / more)) or long)
+                return short, long
+    error = failures[0]
+    raise Unsupported(
+        "stream:length",
+        f"the model fails for inputs of {ROWS} rows, and of others that a stream is planned with: "
+        f"{type(error).__name__}: {error}",
+    ) from error
 
 
-def _hop(capture: Capture, dim: int) -> int:
+def _hop(capture: Capture) -> int:
     """A number of rows after which all strides of a model begin anew."""
     found = 1
     for op in capture.operations:
@@ -362,7 +440,14 @@ def _hop(capture: Capture, dim: int) -> int:
     return found
 
 
-def _versions(model: nn.Module) -> list[tuple[int, int]]:
-    """What tells whether weights are the same, and unchanged."""
-    tensors = [*model.parameters(), *model.buffers()]
-    return [(t.data_ptr(), t._version) for t in tensors]
+def _versions(model: nn.Module) -> list[Any]:
+    """What tells whether modules, their weights and their numbers are the same, and unchanged."""
+    found: list[Any] = []
+    for module in model.modules():
+        found.append(id(module))
+        for name, value in {**vars(module), **module._parameters, **module._buffers}.items():
+            if isinstance(value, Tensor):
+                found.append((name, value.data_ptr(), 0 if value.is_inference() else value._version))
+            elif isinstance(value, (int, float, str, tuple)):
+                found.append((name, value))
+    return found

@@ -45,11 +45,14 @@ class TimeRelation:
 
     @staticmethod
     def of_transposed_window(k: int, stride: int, dilation: int, pad: int) -> TimeRelation:
-        """That of a transposed convolution."""
+        """That of a transposed convolution; a row that no tap reaches is made with the one before it."""
         line = SpatialAxis(2 * FAR * stride, 2 * FAR, k, stride, dilation, pad)
         begin = FAR * stride
-        rows = (AxisSpan(begin + phase, begin + phase + 1) for phase in range(stride))
-        return TimeRelation(stride, 1, tuple(line.needs(Prop.BWD_D, r).seen_from(FAR) for r in rows))
+        rows = []
+        for row in range(begin, begin + stride):
+            found, at = line.needs(Prop.BWD_D, AxisSpan(row, row + 1)), (row + pad) // stride
+            rows.append((found if found.size > 0 else AxisSpan(at, at + 1)).seen_from(FAR))
+        return TimeRelation(stride, 1, tuple(rows))
 
     def needs(self, rows: AxisSpan) -> AxisSpan:
         """The operand's rows that these rows read; some may be before the stream, or behind it."""

@@ -13,9 +13,10 @@ from typing import Any, NoReturn
 
 import torch
 import torch.nn.functional as F
+from torch.utils._pytree import tree_leaves
 
 from transconv.compute import AxisSpan
-from transconv.distributed.streams.graph_capture import Capture, CapturedOperation, ResultReference
+from transconv.distributed.streams.graph_capture import CELLS, Capture, CapturedOperation, ResultReference
 from transconv.distributed.streams.time_axis import (
     StreamPiece,
     TimeAxis,
@@ -49,14 +50,6 @@ class TimeRules:
 
     def of_all(self) -> list[TimeRule]:
         """A rule for each operation. Raises Unsupported that names the first one without a rule."""
-        if [o.op for o in self.short.operations] != [o.op for o in self.long.operations]:
-            a, b = len(self.short.operations), len(self.long.operations)
-            raise Unsupported(
-                "stream:length",
-                f"the model runs other operations for other lengths ({a} and {b} of them, for "
-                f"{self.short.shape} and {self.long.shape}): a loop over pieces, or a branch on it; "
-                "stream the part of the model inside of the loop",
-            )
         return [self._kept(at, op) for at, op in enumerate(self.short.operations)]
 
     def _kept(self, at: int, op: CapturedOperation) -> TimeRule:
@@ -104,7 +97,7 @@ class TimeRules:
         if found is not None:
             made: TimeRule = found(op, other)
             return made
-        if op.name == "lstm":
+        if op.name in CELLS:
             return self.recurrent(at, op, other)
         if torch.Tag.pointwise in op.op.tags:
             return self.pointwise(op, other)
@@ -182,23 +175,15 @@ class TimeRules:
         if transposed:
             extra = more[at]
             relation = TimeRelation.of_transposed_window(k, s, d, p)
-            more = [0 if i == at else n for i, n in enumerate(more)]
+            more = [max(0, s - reach) if i == at else n for i, n in enumerate(more)]
 
             if extra > p:
                 self.refuse(op, "its output_padding adds rows behind the last window")
 
             def scatter(values: Values, piece: StreamPiece) -> Tensor:
                 """All that the operand's rows make, of which the wanted rows."""
-                given = (
-                    value_of(w, values),
-                    value_of(b, values),
-                    stride,
-                    beside,
-                    dilation,
-                    True,
-                    more,
-                    groups,
-                )
+                read = value_of(w, values), value_of(b, values)
+                given = (*read, stride, beside, dilation, True, more, groups)
                 wide = self.convolve(values[x], *given, at)
                 return take_rows(wide, axis, *piece.made.seen_from(piece.read.start * s - p))
 
@@ -260,6 +245,8 @@ class TimeRules:
             self.refuse(op, "it pads a dim that has time and something else")
         if high > 0 and not behind:
             self.refuse(op, f"it repeats the last {high} rows, which are known at the end alone")
+        if high < 0 and not behind:
+            self.refuse(op, "it repeats the first rows and drops the last ones", "pad first, then slice")
         if least > 1 and (at or not low):
             least = 1 + low
         rest = [0 if i in (at, at + 1) else n for i, n in enumerate(pad)]
@@ -391,6 +378,8 @@ class TimeRules:
             self.refuse(op, "it takes the last rows, which are known at the end alone")
         if ends[0] == ends[1]:
             return self._first_rows(op, ends[0])
+        if end == of_end and END > end > 0:
+            self.refuse(op, f"it ends at row {end}, wherever the stream ends")
         less, begin = size - ends[0], begins[0]
         if longer - ends[1] != less:
             self.refuse(op, "where it ends depends on the length of the stream")
@@ -474,6 +463,7 @@ class TimeRules:
     def rule_clone(self, op: CapturedOperation, other: CapturedOperation) -> TimeRule:
         return self.by_row(op, other, self.single(op)[1])
 
+    rule_prelu_kernel = pointwise
     rule_alias = rule_detach = rule_to_copy = rule_zeros_like = rule_ones_like = rule_clone
 
     # -- sums beside time ------------------------------------------------------------------------
@@ -559,7 +549,7 @@ class TimeRules:
         return self.by_row(op, other, TimeAxis(axis.dim - gone, axis.outer))
 
     def recurrent(self, at: int, op: CapturedOperation, other: CapturedOperation) -> TimeRule:
-        """An LSTM from the first row to the last, with its state from piece to piece."""
+        """A recurrence from the first row to the last, with its state from piece to piece."""
         x, axis = self.single(op)
         *_, both_ways, batch_first = op.args
         rank = len(self.short.shape_of(x))
@@ -569,8 +559,9 @@ class TimeRules:
             self.refuse(op, "it also runs from the end to the beginning")
 
         def compute(values: Values, piece: StreamPiece) -> Any:
-            states = [values.get(ResultReference(at, 1 + i), t) for i, t in enumerate(op.args[1])]
-            return op.op(values[x], states, *op.args[2:])
+            begin = tree_leaves(op.args[1])
+            states = [values.get(ResultReference(at, 1 + i), t) for i, t in enumerate(begin)]
+            return op.op(values[x], states if op.name == "lstm" else states[0], *op.args[2:])
 
         return TimeRule(axis, compute, carries=True)
 

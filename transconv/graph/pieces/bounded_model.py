@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
-from transconv.graph.backend_options import MemoryBound
+from transconv.graph.backend_options import MemoryBound, compiled_alone
 from transconv.graph.pieces.piece_passes import PiecePlan
 from transconv.support import Unsupported
 
@@ -76,14 +77,19 @@ class BoundedModel(nn.Module):
     def __init__(self, model: Callable[..., Any], bound: MemoryBound) -> None:
         super().__init__()
         self.model, self.bound = model, bound
-        options: Any = {"within": bound}
-        self.compiled = torch.compile(
-            model, backend="transconv", fullgraph=True, dynamic=False, options=options
-        )
+        self._compiled: dict[tuple[torch.Size, ...], Callable[..., Any]] = {}
 
     def forward(self, *given: Any, **named: Any) -> Any:
         """The model's result; with gradients where torch computes them."""
-        return self.compiled(*given, **named)
+        shapes = tuple(t.shape for t in tree_leaves((given, named)) if isinstance(t, torch.Tensor))
+        if shapes not in self._compiled:  # torch compiles one function for eight of them at most
+            words: Any = {"fullgraph": True, "dynamic": False, "options": {"within": self.bound}}
+            self._compiled[shapes] = compiled_alone(self.model, "bounded", **words)
+        return self._compiled[shapes](*given, **named)
+
+    def __getstate__(self) -> dict[str, Any]:
+        bound = replace(self.bound, links={}, plans={}, made={})
+        return {**self.__dict__, "bound": bound, "_compiled": {}}  # a copy compiles anew
 
     def report(self) -> BoundReport:
         """What was found for the calls so far."""

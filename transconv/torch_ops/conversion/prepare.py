@@ -112,15 +112,23 @@ def _run(model: torch.nn.Module, given: Sequence[Any], backward: bool) -> None:
             torch.autograd.grad(made, of, [torch.ones_like(t) for t in made], allow_unused=True)
 
 
+STATE = (torch.Tensor, int, float, str)
+
+
 @contextmanager
 def undisturbed(model: torch.nn.Module, given: Sequence[torch.Tensor] = ()) -> Iterator[None]:
-    """Leaves buffers, random numbers and what a model was ``given`` as they were."""
+    """Leaves buffers, numbers and tensors that are attributes of modules, random numbers and what a model
+    was ``given`` as they were."""
+    held = [(own, dict(own)) for m in model.modules() for own in (m._buffers, vars(m))]
     before = [(b, b.detach().clone()) for b in (*model.buffers(), *given)]
     devices = {t.device.index for t in (*model.parameters(), *model.buffers()) if t.is_cuda}
     try:
         with torch.random.fork_rng(sorted(d for d in devices if d is not None)):
             yield
     finally:
+        for own, was in held:  # a call may set them to others
+            changed = {n: v for n, v in was.items() if own.get(n) is not v}
+            own |= {n: v for n, v in changed.items() if v is None or isinstance(v, STATE)}
         with torch.no_grad():
             for tensor, old in before:
                 # An expanded one cannot be written, nor was it; torch compares no sparse nor nested ones.
