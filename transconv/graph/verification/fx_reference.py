@@ -389,7 +389,8 @@ def _gelu_backward(g: Tensor, x: Tensor, *, approximate: str = "none") -> Any:
     far = 40.0 if approximate == "tanh" else inf  # from there on 0 or 1: torch has 0 times infinity
     with torch.enable_grad():
         x = x.detach().clamp(-far, far).requires_grad_()
-        return torch.autograd.grad(_gelu(x, approximate=approximate), x, g)[0]
+        y = _gelu(x, approximate=approximate)
+    return g * torch.autograd.grad(y, x, torch.ones_like(y))[0]  # of its two terms an infinite g has NaN
 
 
 def _hardsigmoid(x: Tensor) -> Tensor:
