@@ -45,6 +45,7 @@ NUMBERS = (
     *(0.0, -0.0, 1.0, 2.0, 3.0, -1.0, -3.0, 0.5, -0.5, 2.5, -1.5, 1.5, 0.1, 2.7, -1 / 3, 9.0, -9.0, 8.5),
     *(10.0, 101.0, 1e-8, 300.0, 16777216.0, 1e300, -1e300, inf, -inf, nan, 2, -3, 0, 2**31),
 )
+LEAST = float(np.finfo(np.float32).smallest_normal)
 NEAR = {torch.float64: 1e-11, torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 
 UNSIGNED_ZEROS = {  # of which torch's own kernels, and chips, make either zero
@@ -104,7 +105,9 @@ def wrong(
 
 
 def _beyond(got: Tensor, want: Tensor, x: Tensor, *_: Tensor) -> Tensor:
-    return x.double() * 6 > torch.finfo(want.dtype).max
+    """On a GPU torch's sixth has the digits of f32."""
+    ours = (got.double() - want.double()).abs() <= 1e-7 * want.double().abs()
+    return (x.double() * 6 > torch.finfo(want.dtype).max) | (ours & (x.device.type != "cpu"))
 
 
 def _tail(got: Tensor, want: Tensor, x: Tensor, *_: Tensor) -> Tensor:
@@ -115,13 +118,16 @@ def _tail_slope(got: Tensor, want: Tensor, g: Tensor, x: Tensor) -> Tensor:
     g, x = g.double(), x.double()
     slope = torch.erfc(-x / 2**0.5) / 2 + x * torch.exp(-x * x / 2) / (2 * pi) ** 0.5
     exact, near = g * slope, torch.finfo(got.dtype).smallest_normal
+    share = 1e-5 if got.dtype.itemsize > 2 else torch.finfo(got.dtype).eps
     got = got.double()
-    return (x < -1) & ((got == exact) | ((got - exact).abs() <= 1e-5 * exact.abs() + near))
+    return (x < -1) & ((got == exact) | ((got - exact).abs() <= share * exact.abs() + near))
 
 
 def _far(got: Tensor, want: Tensor, x: Tensor, *_: Tensor) -> Tensor:
     exact = x.double() * x.double().sigmoid()
-    return (want == 0) & ((got.double() - exact).abs() <= 1e-4 * exact.abs())
+    least = x.double().abs() * torch.finfo(torch.float32).smallest_normal  # of exp(x), on chips
+    near = (got.double() - exact).abs() <= 1e-4 * exact.abs() + least * (x.device.type != "cpu")
+    return ((want == 0) | (x.device.type != "cpu")) & near & (x < -80)
 
 
 def _root(got: Tensor, want: Tensor, x: Tensor, *_: Tensor) -> Tensor:
@@ -157,6 +163,7 @@ MEANT: dict[str, list[tuple[str, Any]]] = {
         ("chips", _subnormal),
     ],
     "power": [("digits of a logarithm", _largest), ("chips", _subnormal)],
+    "div": [("a quotient of chips may be off by two digits", _largest)],
     "erf": [("torch's in bf16 on a CPU is 0", _small), ("chips", _subnormal)],
     **{
         name: [("chips take what is below the smallest normal number as 0", _subnormal)]
@@ -290,6 +297,8 @@ def of_graphs(
         for arguments in _arguments(overload, numbers):
             if arguments.count("x") != len(given) or only not in str(overload):
                 continue
+            if "hardtanh" in str(overload) and not arguments[1] <= arguments[2]:  # some releases refuse it
+                continue
             if overload in ROUNDED and device == "cpu" and not is_held(arguments[1], given[0].dtype):
                 continue
             each, nodes = iter(given), iter(inputs)
@@ -323,6 +332,9 @@ def of_epilogues(device: str, numbers: Sequence[float] = (2.5, -0.5)) -> list[st
         for given_numbers in [(n,) for n in numbers] if len(op.numbers) == 1 else [()]:
             function = op.function(*given_numbers)
             given = operands([torch.float32] * min(op.arity, 2), device)
+            if device != "cpu":  # the check of first results takes one that a chip made 0 as wrong
+                kept = [t != t.clamp(-LEAST, LEAST) for t in given]
+                given = [t[(torch.stack(kept) | (torch.stack([*given]) == 0)).all(0)] for t in given]
             x, *rest = (t.view(1, 1, 1, -1) for t in given)
             told = op.name in CONDITIONS
 
@@ -392,7 +404,5 @@ def of_kernels(dtype: Any, device: str, folder: Path) -> list[str]:
         name = "relu" if row.name in UNSIGNED else row.name
         wide = torch.from_numpy(want)
         near = NEAR.get(wide.dtype, 0.0)
-        found += wrong(
-            name, got.cpu(), wide, [torch.from_numpy(a) for a in (x, y)], near, f"np.{row.name}"
-        )
+        found += wrong(name, got, wide.to(device), given, near, f"np.{row.name}")
     return found

@@ -7,7 +7,6 @@ Exit codes: 0 all is well, 1 something is wrong with a kernel, 2 something is wr
 from __future__ import annotations
 
 import argparse
-import functools
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -48,7 +47,6 @@ ELSEWHERE = {
 }
 
 
-@functools.cache
 def parser() -> argparse.ArgumentParser:
     """All verbs with their options. ImportError where a library that they need is missing."""
     from transconv.cli.arguments import options

@@ -467,7 +467,8 @@ def owner() -> str:
         return ""
     while getattr(at, "parent", None) is not None:
         at = at.parent
-    return next((str(x) for x in at.f_locals.values() if isinstance(x, nn.Module)), "")
+    given = at.f_locals.values() if at is not None else ()
+    return next((str(x) for x in given if isinstance(x, nn.Module)), "")
 
 
 def found(compiled: Any) -> list[Made]:
