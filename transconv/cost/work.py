@@ -1,6 +1,5 @@
 """The counts that the cost model uses. ``Work`` has the tiles and steps of a schedule, the bytes and
-accesses of each, and the programs that fit a multiprocessor. No constant is fitted here.
-"""
+accesses of each, and the programs that fit a multiprocessor. No constant is fitted here."""
 
 from __future__ import annotations
 
@@ -115,10 +114,7 @@ def count(schedule: Schedule, compute: Compute, target: Target) -> Work:
     )
 
 
-OF_TILE = (
-    *("unit", "a", "b", "c", "merge", "pack", "swap", "order"),
-    *("regs", "transposers", "slide", "warps", "via"),
-)
+OF_TILE = tuple("unit a b c merge pack swap order regs transposers slide warps via".split())
 """The words that the counts of a tile depend on."""
 _of_tile = attrgetter(*OF_TILE)
 
@@ -139,16 +135,10 @@ def count_tile(schedule: Schedule, compute: Compute, target: Target) -> Work:
     views = [v for v in (compute.a, compute.b) if v is not None]
     words, wide = (schedule.a, schedule.b), in_registers(schedule.pack)
     along = _only_along(schedule, compute, target)
-    small = (
-        along
-        and compute.a.tensor.dtype.memory is f32
-        and "wgmma" in target.features
-        and is_small(schedule, compute)
-    )
-    fetched = tuple(
-        fetch(v, schedule, compute, word, along and not small)
-        for v, word in zip(views, words, strict=False)
-    )
+    small = along and compute.a.tensor.dtype.memory is f32 and "wgmma" in target.features
+    small = small and is_small(schedule, compute)
+    pairs = zip(views, words, strict=False)
+    fetched = tuple(fetch(v, schedule, compute, word, along and not small) for v, word in pairs)
     if schedule.slide:  # the bytes of a step, of which a group shares rows
         fetched = tuple(
             f._replace(

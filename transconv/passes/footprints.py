@@ -95,8 +95,8 @@ class Footprint:
 
     def _cases(self) -> list[Footprint]:
         """The access where a condition of its offset holds, and where it does not: an index from the end
-        is ``select(i < 0, i + N, i)``. Of choices in choices the innermost is the first, so that none is in
-        a condition that is known then."""
+        is ``select(i < 0, i + N, i)``. Of choices in choices the innermost is the first, so that none
+        is in a condition that is known then."""
         for e in ir.find(self.offset, ir.Select):
             if isinstance(e.cond, ir.Lt) and len(ir.find(e, ir.Select)) == 1:
                 made = (e.cond, e.yes), (e.cond.b <= e.cond.a, e.no)

@@ -126,8 +126,7 @@ def inside(shape: Shape, move: Move, dims: Sequence[int]) -> Where:
 
 
 def bounded(kind: str, shape: Shape, before: Mapping[int, Length]) -> Move:
-    """Dims that begin earlier by so much; beyond an end what a row of ``COORDINATES`` says (clamp,
-    reflect, wrap)."""
+    """Dims that begin earlier by so much; beyond an end what a row of ``COORDINATES`` says."""
     row = COORDINATES[kind]
     return lambda at: tuple(
         row(e - before[d] if before[d] else e, as_expr(shape[d])) if d in before else e

@@ -17,6 +17,8 @@ from transconv.compute import AxisSpan, TensorWindow
 from transconv.graph.pieces.step_graph import Step, StepMemory, TensorPart
 
 NOTHING = AxisSpan(0, 0)
+Memories = Collection[StepMemory]
+Parts = Mapping[StepMemory, TensorPart]
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,12 +123,7 @@ class Demand:
         region, taken = self.regions.get(memory, NOTHING), self.taken(memory)
         return AxisSpan(taken.stop, region.stop) if taken.size else region
 
-    def parts(
-        self,
-        kept: Collection[StepMemory],
-        over: Mapping[StepMemory, StepMemory],
-        waits: Collection[StepMemory] = (),
-    ) -> dict[StepMemory, TensorPart]:
+    def parts(self, kept: Memories, over: Mapping[StepMemory, StepMemory], waits: Memories = ()) -> Parts:
         """The tensors that it has parts of, of its own. ``over``: kept ones that take the place of others:
         of these and of those a piece has a copy, as of those that wait in host memory."""
         own = {*over, *(m for m in waits if m in self.wanted)}
@@ -141,9 +138,7 @@ class Demand:
             found = found.around(step.seen(name, part, at, stored)) if at.size else found
         return found
 
-    def windows(
-        self, step: Step, name: str, parts: Mapping[StepMemory, TensorPart]
-    ) -> tuple[list[TensorWindow | None], int]:
+    def windows(self, step: Step, name: str, parts: Parts) -> tuple[list[TensorWindow | None], int]:
         """How a step sees a tensor, along each axis of pieces, and how many elements it begins behind the
         beginning of the part that is there, or of the whole."""
         memory, (_, strides, _) = step.operands[name].memory, step.lie(name)
@@ -177,9 +172,7 @@ class Demand:
                 found += memory.at(of.seen(own, name).start * strides[slot], part)
         return found
 
-    def aside(
-        self, step: Step, kept: Collection[StepMemory], parts: Mapping[StepMemory, TensorPart]
-    ) -> int:
+    def aside(self, step: Step, kept: Memories, parts: Parts) -> int:
         """Bytes that a step needs while it runs: workspaces, results that nobody needs, and copies of what
         does not begin at a multiple of 16 bytes."""
         found = step.workspace(self.share(step), step in self.left)
@@ -199,8 +192,7 @@ class Demand:
 
     def cuts(self, step: Step, name: str) -> bool:
         """Whether a step sees a part of a tensor."""
-        along = is_cut(step, name)
-        return along or (self.column is not None and step.across is not None and is_cut(step.across, name))
+        return any(of is not None for of, _ in self.cutting(step, name))
 
 
 def is_cut(step: Step, name: str) -> bool:
@@ -208,7 +200,7 @@ def is_cut(step: Step, name: str) -> bool:
     return name in step.stored or bool(step.operands[name].memory.digit and name not in step.needs_whole)
 
 
-def is_alone(step: Step, name: str, of: Demand, kept: Collection[StepMemory]) -> bool:
+def is_alone(step: Step, name: str, of: Demand, kept: Memories) -> bool:
     """Whether what a step stores is there already, and made again for what else it stores."""
     memory = step.operands[name].memory
     return name in step.stored and memory in kept and memory not in of.wanted
@@ -219,7 +211,7 @@ LAUNCH_US = 4.0  # of one launch, beside the time of its kernel
 
 
 def demand(
-    kept: Collection[StepMemory],
+    kept: Memories,
     wanted: Mapping[StepMemory, AxisSpan],
     left: Mapping[Step, AxisSpan],
     have: Mapping[StepMemory, AxisSpan] = MappingProxyType({}),

@@ -307,7 +307,7 @@ def acts(
     parts: list[dict[StepMemory, TensorPart]] = [{}]
     for seen, d in zip(touched[1:], pieces, strict=True):
         some = {m: TensorPart(AxisSpan(0, m.unit)) for ms in seen for m in ms if m in plan.waits}
-        parts.append(some | d.parts(plan.kept, p.over, plan.waits))
+        parts.append({**some, **d.parts(plan.kept, p.over, plan.waits)})
     link = LinkActs(plan.waits, [*pieces, None], [*parts[1:], {}])
     final = {m: i for i, own in enumerate(touched) for ms in own for m in ms if m not in parts[i]}
     going = {m for m, n in plan.last.items() if n == p.level and ends} - {*p.over.values()}
