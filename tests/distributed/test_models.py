@@ -476,13 +476,14 @@ def named_modules() -> list[list[object]]:
 
 
 @pytest.mark.slow
-def test_modules_that_are_named() -> None:
+def test_modules_that_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that every rank computes whole, and those whose rows are their own; gradients of gradients."""
     for attends, by_pixel, refused, twice in processes.run(2, named_modules):
         assert twice == [True] * 6, twice
         assert attends == [(Shard(2),), *[True] * 7], attends
         assert by_pixel == [(Shard(2),), *[True] * 7], by_pixel
         assert "'out' was said to compute row by row" in str(refused[0])
+    monkeypatch.setattr(transconv.distributed.models, "DeviceMesh", _Mesh)
     with pytest.raises(ValueError, match="no module middle"):
         transconv.distributed.parallelize(Attends(), _Mesh(), {"h": 0}, whole=["middle"])
 
