@@ -64,9 +64,7 @@ Calls = dict[str, Callable[[int], Callable[[], object]]]
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Its options."""
     parser.add_argument("lists", nargs="*", help="layers, as `bench time` has them (default: resnet50)")
-    parser.add_argument(
-        "--models", type=lambda text: text.split(","), default=[], help="instead of layers"
-    )
+    parser.add_argument("--models", type=ranges.some_of(*MODELS), help="in the place of layers")
     parser.add_argument("--match", default="", help="only layers whose name has this")
     parser.add_argument("--dtype", default="bf16", help="default: bf16")
     parser.add_argument("--layout", default="nhwc", help="default: nhwc")
@@ -105,9 +103,8 @@ def main(options: argparse.Namespace) -> int:
 
 
 def subjects(options: argparse.Namespace, clock: Clock) -> Iterator[tuple[Row, Callable[[], Row]]]:
-    """What is timed: the columns that tell it, and what measures it. Raises KeyError for a model that is
-    not known."""
-    for name in options.models:
+    """What is timed: the columns that tell it, and what measures it."""
+    for name in options.models.split(",") if options.models else ():
         for batch in (max(2, MODELS[name].shapes[0][0]), SMALL_BATCH):
             key = {"what": name, "direction": "inference", "batch": batch}
             yield key, partial(of_model, name, batch, options, clock)

@@ -36,6 +36,7 @@ def refused(capsys: pytest.CaptureFixture[str], words: list[str]) -> str:
         ("time LIST --match nothing", "none of 9 layers is selected"),
         ("time LIST --shards 0", "'0' is no whole number from 1"),
         ("time LIST --shard 3 --shards 2", "--shard=3 of --shards=2"),
+        ("invariance --models nope", "'nope' is none of vae_block, "),
         ("time LIST --props up", "'up' is none of fwd, bwd_d, bwd_w"),
         ("time LIST --baselines cudnn", "'cudnn' is none of"),
         ("time LIST --epilogue rely", "epilogue 'rely' has 'rely'"),

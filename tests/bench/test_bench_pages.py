@@ -6,11 +6,13 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from bench import fuzz_runs, layers, pages, plots, tables
 from bench.__main__ import main, understood
 from bench.chips_table import chips_table
+from bench.run_tables import invariance_table
 from tests.bench.test_bench_report import ROWS, row
 from transconv.__main__ import parser
 from transconv.conv import ConvProblem
@@ -197,3 +199,23 @@ def test_summaries_of_the_fuzzer_become_rows(tmp_path: Path, capsys: pytest.Capt
     (tmp_path / "b.json").write_text("[]")
     assert main(["fuzz-runs", str(tmp_path / "b.json"), "--out", str(tmp_path)]) == 2
     assert "b.json is no summary of" in capsys.readouterr().err
+
+
+def test_the_price_of_invariance() -> None:
+    """Means and worst cases of the rows of a group, by NumPy; a refusal has its reason and no numbers."""
+
+    def of(what: str, direction: str, batch: int, ratio: str, refused: str = "") -> dict[str, str]:
+        return dict(what=what, direction=direction, batch=str(batch), ratio=ratio, refused=refused)
+
+    ratios = [1.1, 2.0, 0.7]
+    rows = [of(f"l{i}", "fwd", 128, str(x)) for i, x in enumerate(ratios)]
+    rows += [of("l0", "fwd", 1, "1.5"), of("net", "inference", 32, "", "cumsum\nmore")]
+    lines = [
+        [c.strip() for c in line.split("|")[1:-1]] for line in invariance_table(rows).splitlines()[2:]
+    ]
+    mean = f"{np.exp(np.mean(np.log(ratios))):.2f}"
+    assert lines == [
+        ["layers, fwd", "128", "3", mean, "2.00", ""],
+        ["layers, fwd", "1", "1", "1.50", "1.50", ""],
+        ["net", "", "", "", "", "cumsum"],
+    ]

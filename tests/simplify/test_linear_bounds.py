@@ -9,7 +9,7 @@ from fractions import Fraction
 import pytest
 
 from tests.simplify.evaluate import points, value
-from transconv.ir import Call, Const, Expr, Lane, Var, all_of, eq, maximum, minimum
+from transconv.ir import Call, Const, Expr, Lane, Var, all_of, eq, f32, maximum, minimum
 from transconv.simplify import Facts, Range, greatest, is_inside, linear_bounds, linear_range
 from transconv.simplify.points import range_at_points
 
@@ -198,4 +198,6 @@ def test_groups_of_variables_have_points_of_their_own() -> None:
     found = range_at_points(a // 3 * 5 + b % 7 - pid, [a % 3 < 1, b * b < 30, pid + b > 0], facts)
     assert found == Range(-1, (8190 // 3) * 5 + 5)  # b is 1 to 5, or 0 where pid is 1
     assert range_at_points(a, [a < 0], facts) == Range(0, -1)
+    assert range_at_points(a, [Const(7) // 2 < 3], facts) == Range(0, -1)
+    assert range_at_points(a, [Call("exp", (Const(1.0, f32),)) < 3.0], facts) is None
     assert range_at_points(x, [all_of([x < 3])], Facts()) is None  # there is no end to its points

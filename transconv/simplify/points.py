@@ -34,10 +34,10 @@ def range_at_points(e: ir.Expr, conditions: Iterable[ir.Expr], facts: Facts) -> 
     terms = [(frozenset[ir.Expr]().union(*map(variables, mono)), mono, c) for mono, c in p.terms]
     asked = frozenset[ir.Expr]().union(*(own for own, _, _ in terms), *map(variables, given))
     fixed = [c for c in given if not variables(c) and not ir.find(c, ir.MemoryRead)]
-    if not all(bool(_value(c, {})) for c in fixed):
-        return Range(0, -1)
     known = [c for c in known if variables(c) & asked]
-    try:  # monomials without variables, such as 7 // 2, are in no group
+    try:  # conditions and monomials without variables, such as 7 // 2, are in no group
+        if not all(bool(_value(c, {})) for c in fixed):
+            return Range(0, -1)
         low = p.const + sum(
             c * prod(int(_value(a, {})) for a in mono) for own, mono, c in terms if not own
         )
