@@ -10,7 +10,17 @@ import pytest
 
 from tests.simplify.evaluate import points, value
 from transconv.ir import Call, Const, Expr, Lane, Var, all_of, eq, f32, maximum, minimum
-from transconv.simplify import Facts, Range, greatest, is_inside, linear_bounds, linear_range
+from transconv.simplify import (
+    Facts,
+    Range,
+    greatest,
+    is_inside,
+    linear_bounds,
+    linear_range,
+    prove,
+    range_of,
+    simplify,
+)
 from transconv.simplify.points import range_at_points
 
 pid, step, x, y = map(Var, ("pid", "step", "x", "y"))
@@ -201,3 +211,20 @@ def test_groups_of_variables_have_points_of_their_own() -> None:
     assert range_at_points(a, [Const(7) // 2 < 3], facts) == Range(0, -1)
     assert range_at_points(a, [Call("exp", (Const(1.0, f32),)) < 3.0], facts) is None
     assert range_at_points(x, [all_of([x < 3])], Facts()) is None  # there is no end to its points
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_facts_that_grow_say_what_new_ones_say(seed: int) -> None:
+    """Results are kept while ranges are learned one by one, with questions between."""
+    rng = random.Random(seed)
+    total, _ = drawn(seed)
+    asked = [c for s in range(seed, seed + 4) for c in drawn(s)[1]] + [total < rng.randint(-60, 60)]
+    known, learned = Facts(), rng.sample([pid, step, y], 3)
+    for v in learned:
+        for c in rng.sample(asked, min(4, len(asked))):
+            prove(c, known), simplify(c, known), range_of(total, known)
+        known = known.with_range(v, SPACE[v].lo, SPACE[v].hi)
+    new = Facts(ranges={v: SPACE[v] for v in learned})
+    assert range_of(total, known) == range_of(total, new)
+    for c in asked:
+        assert prove(c, known) == prove(c, new) and simplify(c, known) is simplify(c, new), str(c)
