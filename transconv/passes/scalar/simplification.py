@@ -93,8 +93,8 @@ class _Simplify(ScopedMutator):
             return whole
         return simplify(self.affine(e), self.facts)
 
-    def along_lanes(self, at: ir.Load) -> ir.Expr:
-        """The address without the names of lets that have lanes, of all or of one axis, if their divisions
+    def along_lanes(self, at: ir.Load, mask: ir.Expr) -> ir.Expr:
+        """The address of a load under a mask without the names of lets that have lanes, of all or of one axis, if their divisions
         cancel and these lanes then follow one another in memory. The compiler loads elements one by one
         in runs that it does not see; it sees those between multiples of what a lane loads at once, except
         of bytes. Runs that the mask cuts into pieces of few elements, as the columns of three features at
@@ -107,7 +107,7 @@ class _Simplify(ScopedMutator):
         if not parts or (each < LOADED_BITS // 8 and all(_is_multiple(b, each) for b in parts)):
             return named
         lanes = dict.fromkeys(x for e in lets for x in ir.find(e, ir.Lane))
-        if _shortest_cut(self.whole(at.mask), {*lanes}) < SHORTEST:
+        if _shortest_cut(self.whole(mask), {*lanes}) < SHORTEST:
             return named
         for some in ({*lanes}, *({x} for x in lanes)):
             along = simplify(self._expand(at.offset, {}, partial(self._is_along, some)), self.facts)
@@ -180,7 +180,8 @@ class _Simplify(ScopedMutator):
         return ir.Let(let.var, simplify(let.value, self.facts), let.origin)
 
     def load(self, at: ir.Load) -> ir.Load:
-        return replace(at, offset=self.along_lanes(at), mask=self.mask(at.mask, at.tensor.name))
+        mask = self.mask(at.mask, at.tensor.name)
+        return replace(at, offset=self.along_lanes(at, mask), mask=mask)
 
     def box(self, at: B) -> B:
         """Simplify the corner; expand ``within`` to an expression of lanes alone."""

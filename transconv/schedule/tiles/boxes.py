@@ -51,6 +51,7 @@ from transconv.schedule.tiles.box_dimensions import (
     planes_of,
     whole,
     why_not_dims,
+    windows_of,
 )
 from transconv.simplify import Facts, multiple_of, prove, range_of, simplify
 
@@ -184,7 +185,10 @@ def _dim(
     if not moving:
         return [Dim(name, b.size, b.stride, coord, None, 1, bound=bound, pitch=apart)]
     if len(moving) > 1:
-        return f"lanes {' and '.join(v.name for v in moving)} both move along {name}"
+        windows = windows_of(Dim(name, b.size, b.stride, coord, None, 1), moving, schedule, compute, facts)
+        if not windows or bound is not None or apart is not None:
+            return f"lanes {' and '.join(v.name for v in moving)} both move along {name}"
+        return windows
     axis = moving[0]
     block = schedule.block_of(axis.name)
     assert block is not None

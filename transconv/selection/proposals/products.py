@@ -47,6 +47,7 @@ from transconv.selection.proposals.tile_shapes import (
     splits,
     summed_rows,
     tilings,
+    window_runs,
 )
 from transconv.selection.proposals.warp_specialization import explicit
 from transconv.target import Target
@@ -227,7 +228,7 @@ def _boxes(compute: Compute, target: Target) -> Iterator[Schedule]:
     if positions["M"]:
         whole = tuple(x.name for x in wide["M"])
         innermost = ((wide["K"][-1].name,), wide["K"][-1].size)
-        for summed in dict.fromkeys((runs["K"], innermost)):
+        for summed in dict.fromkeys((runs["K"], innermost, *window_runs(wide["K"], compute))):
             for m, n, k in itertools.product((64, 128, 256), extents(runs["N"]), extents(summed, depth)):
                 for tiling in [
                     (Block(whole, m),),

@@ -144,6 +144,18 @@ def run_of(axes: tuple[Axis, ...], compute: Compute) -> Run:
     return tuple(x.name for x in run), prod(x.size for x in run)
 
 
+SHORT_ROW = 32  # bytes of features, of which a box would take the engine as long as a row
+
+
+def window_runs(axes: tuple[Axis, ...], compute: Compute) -> list[Run]:
+    """A row of the window with its features, where these are few and both follow one another in memory."""
+    wide = tuple(x for x in axes if x.size > 1)[-2:]
+    few = 0 < axes[-1].size * compute.a.tensor.dtype.bytes <= SHORT_ROW
+    if len(wide) < 2 or not few or wide[0].role != "window" or not _one_run(wide, compute):
+        return []
+    return [(tuple(x.name for x in wide), prod(x.size for x in wide))]
+
+
 def extents(run: Run, most: int = 256) -> tuple[int, ...]:
     """Extents along a run of features, without those that would be mostly padding."""
     least = min(most, 32) if most <= 64 else 64

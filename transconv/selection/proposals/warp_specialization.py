@@ -43,6 +43,7 @@ from transconv.selection.proposals.tile_shapes import (
     run_of,
     summed_rows,
     tilings,
+    window_runs,
 )
 from transconv.target import Target
 
@@ -91,11 +92,11 @@ def _over_positions(
 
 
 def _sums(axes: tuple[Axis, ...], compute: Compute) -> list[Run]:
-    """The axes of a block of the sum: a whole contiguous run, or, of operands of 8 bits, the innermost
-    axis alone as well (a window and its features together are no box if positions overlap)."""
-    run = run_of(axes, compute)
+    """The axes of a block of the sum: a whole contiguous run, of few features also a row of the window,
+    or, of operands of 8 bits, the innermost axis alone as well."""
+    run, rows = run_of(axes, compute), window_runs(axes, compute)
     alone: Run = ((axes[-1].name,), axes[-1].size)
-    return [run] if compute.a.tensor.dtype.bits > 8 else [*dict.fromkeys([run, alone])]
+    return [*dict.fromkeys([run, *rows, *([alone] if compute.a.tensor.dtype.bits == 8 else [])])]
 
 
 def _summing_positions(
@@ -132,7 +133,7 @@ def _piles(compute: Compute, axes: tuple[Axis, ...]) -> list[Run]:
     found: list[Run] = [((features[0].name,), features[0].size)]
     if len(axes) > 1 and features[0].role == "feature":
         found.append((every, prod(x.size for x in axes)))
-    return [*dict.fromkeys([run_of(axes, compute), *found])]
+    return [*dict.fromkeys([run_of(axes, compute), *window_runs(axes, compute), *found])]
 
 
 def _words(
