@@ -109,6 +109,8 @@ def windows_of(
     seen = range_of(d.coord, facts)
     if len(moving) != 2 or seen.lo is None or seen.hi is None or seen.lo < 0 or seen.hi >= d.size:
         return []
+    if d.named or any(compute.axis(v.name).extent is not None for v in moving):
+        return []
     for position, element in (moving, moving[::-1]):
         step = simplify(substitute(d.coord, {position: position + 1}) - d.coord, facts)
         if d.coord is not simplify(position * step + element, facts) or not isinstance(step, Const):
@@ -117,9 +119,10 @@ def windows_of(
         if any(b is None for b in blocks) or blocks[0] is blocks[1]:
             continue
         sizes, steps = (compute.size(position.name), compute.size(element.name)), (int(step.value), 1)
+        names, lanes = (d.name, f"{d.name}_window"), (position, element)
         return [
-            Dim(n, size, d.stride * by, v, v, b.extent)
-            for n, size, by, v, b in zip((d.name, f"{d.name}_window"), sizes, steps, (position, element), blocks, strict=True)
+            Dim(name, size, d.stride * by, v, v, b.extent)
+            for name, size, by, v, b in zip(names, sizes, steps, lanes, blocks, strict=True)
             if b is not None
         ]
     return []

@@ -185,10 +185,11 @@ def _dim(
     if not moving:
         return [Dim(name, b.size, b.stride, coord, None, 1, bound=bound, pitch=apart)]
     if len(moving) > 1:
-        windows = windows_of(Dim(name, b.size, b.stride, coord, None, 1), moving, schedule, compute, facts)
-        if not windows or bound is not None or apart is not None:
-            return f"lanes {' and '.join(v.name for v in moving)} both move along {name}"
-        return windows
+        whole = Dim(name, b.size, b.stride, coord, None, 1, bound=bound, pitch=apart)
+        return (
+            windows_of(whole, moving, schedule, compute, facts)
+            or f"lanes {' and '.join(v.name for v in moving)} both move along {name}"
+        )
     axis = moving[0]
     block = schedule.block_of(axis.name)
     assert block is not None

@@ -44,10 +44,10 @@ from transconv.selection.proposals.tile_shapes import (
     fusable,
     rows_of_positions,
     run_of,
+    runs_of,
     splits,
     summed_rows,
     tilings,
-    window_runs,
 )
 from transconv.selection.proposals.warp_specialization import explicit
 from transconv.target import Target
@@ -224,29 +224,33 @@ def _boxes(compute: Compute, target: Target) -> Iterator[Schedule]:
     }
     depth = ROW * 8 // bits
     positions = {kind: all(x.role == "position" for x in wide[kind]) for kind in "MNK"}
-    runs = {kind: run_of(wide[kind], compute) for kind in "MNK"}
+    runs = {kind: runs_of(wide[kind], compute) for kind in "MNK"}
     if positions["M"]:
         whole = tuple(x.name for x in wide["M"])
         innermost = ((wide["K"][-1].name,), wide["K"][-1].size)
-        for summed in dict.fromkeys((runs["K"], innermost, *window_runs(wide["K"], compute))):
-            for m, n, k in itertools.product((64, 128, 256), extents(runs["N"]), extents(summed, depth)):
+        for summed, columns in itertools.product(dict.fromkeys((*runs["K"], innermost)), runs["N"]):
+            for m, n, k in itertools.product((64, 128, 256), extents(columns), extents(summed, depth)):
                 for tiling in [
                     (Block(whole, m),),
                     *tilings(wide["M"], m, 3),
                     *rows_of_positions(wide["M"], m, compute.c, compute),
                 ]:
-                    blocks = (*tiling, Block(runs["N"][0], n), Block(summed[0], k))
+                    blocks = (*tiling, Block(columns[0], n), Block(summed[0], k))
                     yield from _box_words(blocks, m, n, compute, target)
     elif positions["K"]:
         whole = tuple(x.name for x in wide["K"])
-        for m, n, k in itertools.product(extents(runs["M"]), extents(runs["N"]), (depth,)):
-            for tiling in [
-                (Block(whole, k),),
-                *tilings(wide["K"], k, 2),
-                *summed_rows(wide["K"], k, compute),
-                *rows_of_positions(wide["K"], k, compute.a, compute),
-            ]:
-                blocks = (Block(runs["M"][0], m), Block(runs["N"][0], n), *tiling)
+        for rows, columns in itertools.product(runs["M"], runs["N"]):
+            for m, n, tiling in itertools.product(
+                extents(rows),
+                extents(columns),
+                [
+                    (Block(whole, depth),),
+                    *tilings(wide["K"], depth, 2),
+                    *summed_rows(wide["K"], depth, compute),
+                    *rows_of_positions(wide["K"], depth, compute.a, compute),
+                ],
+            ):
+                blocks = (Block(rows[0], m), Block(columns[0], n), *tiling)
                 yield from _box_words(blocks, m, n, compute, target)
 
 

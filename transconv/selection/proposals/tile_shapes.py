@@ -147,13 +147,13 @@ def run_of(axes: tuple[Axis, ...], compute: Compute) -> Run:
 SHORT_ROW = 32  # bytes of features, of which a box would take the engine as long as a row
 
 
-def window_runs(axes: tuple[Axis, ...], compute: Compute) -> list[Run]:
-    """A row of the window with its features, where these are few and both follow one another in memory."""
+def runs_of(axes: tuple[Axis, ...], compute: Compute) -> list[Run]:
+    """``run_of``, and a row of the window with its features, where these are few and both follow one
+    another in memory."""
     wide = tuple(x for x in axes if x.size > 1)[-2:]
     few = 0 < axes[-1].size * compute.a.tensor.dtype.bytes <= SHORT_ROW
-    if len(wide) < 2 or not few or wide[0].role != "window" or not _one_run(wide, compute):
-        return []
-    return [(tuple(x.name for x in wide), prod(x.size for x in wide))]
+    rows = len(wide) == 2 and few and wide[0].role == "window" and _one_run(wide, compute)
+    return [*dict.fromkeys([run_of(axes, compute), *([run_of(wide, compute)] if rows else [])])]
 
 
 def extents(run: Run, most: int = 256) -> tuple[int, ...]:
