@@ -39,7 +39,7 @@ def _follows_in_memory(lane: ir.Lane, address: ir.Expr) -> bool:
     return simplify(ir.substitute(address, {lane: lane + 1}) - address) is ir.Const(1)
 
 
-LOADED_BITS = 128  # that a lane loads at once, at most
+MOVED_BITS = 128  # that a lane loads or stores at once, at most
 SHORTEST = 4  # elements of a run between two turns of its mask, so that the compiler had better see it
 
 
@@ -93,18 +93,19 @@ class _Simplify(ScopedMutator):
             return whole
         return simplify(self.affine(e), self.facts)
 
-    def along_lanes(self, at: ir.Load, mask: ir.Expr) -> ir.Expr:
-        """The address of a load under a mask without the names of lets that have lanes, of all or of one axis, if their divisions
-        cancel and these lanes then follow one another in memory. The compiler loads elements one by one
-        in runs that it does not see; it sees those between multiples of what a lane loads at once, except
-        of bytes. Runs that the mask cuts into pieces of few elements, as the columns of three features at
-        the edge of an image, are left as they are: their lanes would be dealt to a warp, each of which
-        then has a row's address for every row of the tile (on sm_90 223 registers of a stem, not 125)."""
-        named, each = self.index(at.offset), LOADED_BITS // at.tensor.dtype.bits
+    def along_lanes(self, at: ir.Load | ir.Store, mask: ir.Expr) -> ir.Expr:
+        """The address of what is loaded or stored under a mask, without the names of lets that have lanes,
+        of all or of one axis, if their divisions cancel and these lanes then follow one another in memory.
+        The compiler moves elements one by one in runs that it does not see; it sees those between multiples
+        of what a lane moves at once, except of bytes. Runs that the mask cuts into pieces of few elements,
+        as the columns of three features at the edge of an image, are left as they are: their lanes would be
+        dealt to a warp, each of which then has a row's address for every row of the tile (on sm_90 223
+        registers of a stem, not 125)."""
+        named, each = self.index(at.offset), MOVED_BITS // at.tensor.dtype.bits
         lets = [self.whole(self.defs[v]) for v in ir.free_vars(named) if v in self.defs]
         cuts = [n for e in lets for n in ir.walk(e) if isinstance(n, ir.FloorDiv | ir.Mod)]
         parts = [n.b for n in cuts if ir.find(n, ir.Lane)]
-        if not parts or (each < LOADED_BITS // 8 and all(_is_multiple(b, each) for b in parts)):
+        if not parts or (each < MOVED_BITS // 8 and all(_is_multiple(b, each) for b in parts)):
             return named
         lanes = dict.fromkeys(x for e in lets for x in ir.find(e, ir.Lane))
         if _shortest_cut(self.whole(mask), {*lanes}) < SHORTEST:
@@ -193,7 +194,8 @@ class _Simplify(ScopedMutator):
         return self.box(at)
 
     def mutate_Store(self, at: ir.Store) -> ir.Stmt:
-        return ir.Store(at.tensor, self.index(at.offset), at.value, self.mask(at.mask, at.tensor.name))
+        mask = self.mask(at.mask, at.tensor.name)
+        return ir.Store(at.tensor, self.along_lanes(at, mask), at.value, mask)
 
     def mutate_FuncCall(self, at: ir.FuncCall) -> ir.Stmt:
         if at.func is not ir.ATOMIC_ADD:
