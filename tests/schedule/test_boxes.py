@@ -195,7 +195,13 @@ REFUSALS = [
         "block oh:8 does not divide 12",
     ),
     ("mb2ic4ih12oc16oh6kh4sh2ph1", FWD, "oh:4 ow:4 oc:16 kw.ic:16", "axb", "kw and ow both move along iw"),
-    ("mb2ic3ih10oc16oh4kh4sh2ph0", FWD, "oh:4 ow:4 oc:16 kw.ic:16", "axb", "is not a multiple of 16 bytes"),
+    (
+        "mb2ic3ih10oc16oh4kh4sh2ph0",
+        FWD,
+        "oh:4 ow:4 oc:16 kw.ic:16",
+        "axb",
+        "is not a multiple of 16 bytes",
+    ),
 ]
 
 

@@ -39,6 +39,7 @@ from transconv.schedule.tiles.packing import (
     rows_of_features,
     wants_rounding,
     why_not_copied,
+    why_not_framed,
     why_not_rows,
 )
 from transconv.schedule.tiles.partial_results import (
@@ -77,6 +78,7 @@ from transconv.schedule.words import (
     Such,
     Word,
     in_registers,
+    is_framed,
     with_letter,
     without,
     words,
@@ -124,6 +126,7 @@ __all__ = [
     "inner_feature",
     "innermost",
     "is_copy",
+    "is_framed",
     "k_steps",
     "kept",
     "lanes",
@@ -161,6 +164,7 @@ __all__ = [
     "why_not_behind",
     "why_not_copied",
     "why_not_early",
+    "why_not_framed",
     "why_not_rows",
     "with_letter",
     "within",

@@ -36,6 +36,7 @@ from transconv.schedule import (
     wants_rounding,
     why_not,
     why_not_copied,
+    why_not_framed,
     why_not_rows,
 )
 from transconv.selection.proposals.maps import elementwise, matrix_vector, transposed_tiles
@@ -112,6 +113,7 @@ def products(compute: Compute, target: Target) -> Iterator[Schedule]:
             yield from _packed(compute, target)
             yield from _widened(compute, target)
             yield from _in_rows(compute, target)
+            yield from _framed(compute, target)
     else:
         yield from elementwise(compute, target)
         yield from sliding(compute, target)
@@ -240,8 +242,9 @@ def _boxes(compute: Compute, target: Target) -> Iterator[Schedule]:
     elif positions["K"]:
         whole = tuple(x.name for x in wide["K"])
         for rows, columns in itertools.product(runs["M"], runs["N"]):
+            most = 64 if len(rows[0]) > 1 else 256  # a row of a window may fill no more than 32
             for m, n, tiling in itertools.product(
-                extents(rows),
+                extents(rows, most),
                 extents(columns),
                 [
                     (Block(whole, depth),),
@@ -271,6 +274,8 @@ def _box_words(
     )
     if why_not(schedule, compute, target):
         schedule = schedule.with_words(c="gather")
+        if any(len(b.axes) > 1 and compute.axis(b.first).role == "window" for b in blocks):
+            schedule = schedule.with_words(b="gather")  # rows of windows alone suit the engine
         if why_not(schedule, compute, target):
             return
     ways = [schedule]
@@ -358,6 +363,17 @@ def _in_rows(compute: Compute, target: Target) -> Iterator[Schedule]:
     over = Scheduled(compute, Schedule(pack=pack), target).main
     ways = explicit if "wgmma" in target.features else _boxes
     yield from (schedule.with_words(pack=pack) for schedule in ways(over, target))
+
+
+def _framed(compute: Compute, target: Target) -> Iterator[Schedule]:
+    """Products over a copy of images of few features, with zeros around them. The copy is worth it where
+    its rows are read at many positions of a window."""
+    pack = "a.frame"
+    if not compute.sums_positions or why_not_framed(compute.a, compute):
+        return
+    over = Scheduled(compute, Schedule(pack=pack), target).main
+    for ways in (_matrix, _boxes, explicit):
+        yield from (schedule.with_words(pack=pack) for schedule in ways(over, target))
 
 
 LANES = (64, 128, 256, 512, 1024, 32, 16)
