@@ -99,8 +99,8 @@ class _Simplify(ScopedMutator):
         The compiler moves elements one by one in runs that it does not see; it sees those between
         multiples of what a lane moves at once, except of bytes. Runs that the mask cuts into pieces of few
         elements, as the columns of three features at the edge of an image, are left as they are: their
-        lanes would be dealt to a warp, each of which then has a row's address for every row of the tile (on
-        sm_90 223 registers of a stem, not 125)."""
+        lanes would be dealt to a warp, each of which then has a row's address for every row of the tile
+        (on sm_90 223 registers of a stem, not 125)."""
         named, each = self.index(at.offset), MOVED_BITS // at.tensor.dtype.bits
         lets = [self.whole(self.defs[v]) for v in ir.free_vars(named) if v in self.defs]
         cuts = [n for e in lets for n in ir.walk(e) if isinstance(n, ir.FloorDiv | ir.Mod)]
