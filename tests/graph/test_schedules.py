@@ -355,3 +355,19 @@ def test_dims_in_another_order_do_not_cost_the_schedule(prop: Prop) -> None:
         like(p, "wei"),
     )
     assert plan(kernel).why == compiler.plan(p, prop, H200).why
+
+
+@pytest.mark.parametrize("images", [32, 24])
+def test_a_factor_that_a_later_kernel_stores_is_stored_before(images: int) -> None:
+    """By its price: the gradient of a weight would compute what that of the image reads in boxes."""
+    rest = [[1, 1], [1, 1], [1, 1], False, [0, 0], 1]
+    back = torch.ops.aten.convolution_backward
+
+    def gradients(g: Any, y: Any, x: Any, w: Any) -> Any:
+        grad = (g.float() * 0.5 - y.float() * 0.25).to(torch.bfloat16)
+        weight = back(grad, x, w, None, *rest, [False, True, False])[1]
+        return weight, back(grad, x, w, None, *rest, [True, False, False])[0]
+
+    p = ConvProblem.parse(f"mb{images}ic128ih28oc128oh28kh3ph1 dt=bf16 tag=nhwc")
+    found = kernels(gradients, *(like(p, name) for name in ("dst", "dst", "src", "wei")))
+    assert [k.group.name for k in found] == ["mul_sub", "weight_gradient", "input_gradient"]
