@@ -369,15 +369,12 @@ def reduce_in_epilogue(piece: Reduced, planner: Planner) -> str:
 
 def _result(x: Piece, group: FusionGroup, planner: Planner) -> Piece:
     """What is stored beside a statistic of a value: this, but for what only the statistic needs."""
+    alone = True  # whether nothing else needs what was passed
     while x not in planner.outputs and x not in planner.plan.stored:
         own = [y for y in x.operands if planner.home.get(y) is group]
-        alone = (
-            isinstance(x, Mapped)
-            and len(planner.users[x]) == 1
-            and len(own) == 1
-            and (own[0].dtype.itemsize <= x.dtype.itemsize)
-        )
-        if not own or not (alone or viewed(x) or widens(x)):
+        alone &= len(planner.users[x]) == 1
+        narrow = len(own) == 1 and own[0].dtype.itemsize <= x.dtype.itemsize
+        if not own or not ((alone and narrow and isinstance(x, Mapped)) or viewed(x) or widens(x)):
             break
         x = own[0]
     return x
