@@ -371,3 +371,22 @@ def test_a_factor_that_a_later_kernel_stores_is_stored_before(images: int) -> No
     p = ConvProblem.parse(f"mb{images}ic128ih28oc128oh28kh3ph1 dt=bf16 tag=nhwc")
     found = kernels(gradients, *(like(p, name) for name in ("dst", "dst", "src", "wei")))
     assert [k.group.name for k in found] == ["mul_sub", "weight_gradient", "input_gradient"]
+
+
+@pytest.mark.parametrize(("images", "size", "wide"), [(32, 56, 64), (16, 56, 64)])
+def test_sums_of_columns_leave_with_a_product(images: int, size: int, wide: int) -> None:
+    """A kernel that reads a gradient again for the sums of two batch norms takes twice as long as its
+    bytes."""
+
+    def gradients(g: Any, w: Any, rest: Any, x: Any, y: Any) -> Any:
+        back = torch.ops.aten.convolution_backward
+        made = back(g, rest, w, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1, [True, False, False])[0]
+        made = torch.where(rest <= 0, 0, made + rest).float()
+        total = made.sum([0, 2, 3], True) * 0.1
+        return [
+            (made - total - z * (made * z).sum([0, 2, 3], True) * 0.2).to(torch.bfloat16) for z in (x, y)
+        ]
+
+    p = ConvProblem.parse(f"mb{images}ic{4 * wide}ih{size}oc{wide}oh{size}kh1ph0 dt=bf16 tag=nhwc")
+    found = kernels(gradients, *(like(p, name) for name in ("dst", "wei", "src", "src", "src")))
+    assert [len(k.group.statistics) for k in found] == [3, 0]

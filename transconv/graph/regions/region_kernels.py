@@ -484,7 +484,7 @@ def _reading(kernel: RegionKernel, rates: Price) -> float:
     found = kernel.group.statistics.items()
     ends = {s.of for p, s in found if not (s.applied and _is_held(p, s))}
     read = {t for x in ends for t in sources(x, {*kernel.stored, *kernel.given})}
-    return rates.kernel(sum(t.bytes for t in read), 0.0, None) if read else 0.0
+    return rates.kernel(SUMMED * sum(t.bytes for t in read), 0.0, None) if read else 0.0
 
 
 def _is_held(piece: Piece, found: Statistic) -> bool:
