@@ -390,3 +390,16 @@ def test_sums_of_columns_leave_with_a_product(images: int, size: int, wide: int)
     p = ConvProblem.parse(f"mb{images}ic{4 * wide}ih{size}oc{wide}oh{size}kh1ph0 dt=bf16 tag=nhwc")
     found = kernels(gradients, *(like(p, name) for name in ("dst", "wei", "src", "src", "src")))
     assert [len(k.group.statistics) for k in found] == [3, 0]
+
+
+@pytest.mark.parametrize(("rows", "wide"), [(25088, 192), (1568, 768)])
+def test_a_sum_of_columns_that_is_applied_to_nothing_leaves(rows: int, wide: int) -> None:
+    """The gradient of a bias: no kernel that applies it has its columns in registers anyway."""
+
+    def gradients(g: Any, w: Any, y: Any) -> Any:
+        made = torch.ops.aten.gelu_backward(g @ w, y)
+        return made, made.sum(0, dtype=torch.float32), made @ w.t()
+
+    shapes = (rows, wide), (wide, 4 * wide), (rows, 4 * wide)
+    found = kernels(gradients, *((s, (s[1], 1), torch.bfloat16) for s in shapes))
+    assert [len(k.group.statistics) for k in found] == [1, 0]
