@@ -112,13 +112,13 @@ class MaxPool:
         the first element of the image, as torch chooses it."""
 
         def moved(found: str, *corner: str) -> str:
-            said, below = "", prod(self.window)
+            """The first element inside is no later than any other one."""
+            first, below = "", prod(self.window)
             for d, n in enumerate(self.window):
                 below //= n
-                first = f"max(0, ({self.dilation[d] - 1} - {corner[d]}) // {self.dilation[d]})"
-                own = f"max(({found} // {below}) % {n}, {first})"
-                said = f"{said} + {own}*{below}" if said else f"{own}*{below}"
-            return said
+                own = f"max(0, ({self.dilation[d] - 1} - {corner[d]}) // {self.dilation[d]})*{below}"
+                first = f"{first} + {own}" if first else own
+            return f"max({found}, {first})"
 
         return Mapped(
             shape=place.shape,
