@@ -411,8 +411,7 @@ def _why_not_place(place: Index) -> str:
 
 
 def _is_applied(piece: Reduced, planner: Planner) -> bool:
-    """Whether what is reduced are rows of memory and, without products behind the reduction, something has
-    an element for each of theirs."""
+    """Whether what is reduced are rows of memory, and the result is applied to each of their elements."""
     x, left, seen = piece.inputs[0], list[Piece]([piece]), set[Piece]()
     steps = [(like(n), d) for d, n in enumerate(memory_of(x)) if x.shape[d] != 1]
     while left and steps and min(steps)[1] in piece.dims:

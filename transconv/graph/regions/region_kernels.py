@@ -72,9 +72,7 @@ FACTOR_REFUSED = "no schedule of the product computes its factor, too"
 FACTOR_DEARER = "is seen through views by every tile: {:.3g} us, written and read in boxes {:.3g} us"
 TAPS_CHEAPER = "its taps of one element are added up: {:.3g} us, of the large image {:.3g} us"
 REFUSED = "no schedule of the product reduces it, too"
-SUMMED = 2.0
-"""How many times as long as its bytes a kernel takes that adds up columns: 1.4 to 4.4 times, of 16 of two
-models (bench/results/h200_zoo_kernels.csv)."""
+SUMMED = 2.0  # times as long as its bytes a kernel takes that adds up columns: 1.4 to 4.4 on an H200
 DEARER = "leaves with the product: {:.3g} us, the product and a kernel that reads it again {:.3g} us"
 
 

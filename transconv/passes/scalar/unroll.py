@@ -5,8 +5,8 @@
         a = load(.., kh)                kh_1 = 1;  a_1 = load(.., kh_1)
         acc = acc + a * b               acc = acc + a_1 * b_1
 
-The least of places that are chosen is found from the last one on: ``at = min(at, select(c, 1, 3))`` is
-``at = select(c, 1, at)`` then, and no condition is held meanwhile.
+The least of places that are chosen is found from the last one on, by ``at = select(c, 1, at)`` in place of
+``at = min(at, select(c, 1, 3))``: no condition is held meanwhile.
 
 A loop around accumulators (``jam``) is written out statement by statement, so that its iterations share
 the loop of the sum and all statements that do not depend on the iteration:
@@ -40,7 +40,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import pairwise
 
 from transconv import ir
 from transconv.passes.scope import ScopedMutator, VariableNames
@@ -95,14 +94,11 @@ def _least_first(loop: ir.For, counted: range, copies: list[ir.Stmt]) -> list[ir
         case _:
             return copies
     each = [simplify(ir.substitute(place, {loop.var: ir.Const(i, loop.var.type)})) for i in counted]
-    numbers = [e.value for e in each if isinstance(e, ir.Const)]
-    if len(numbers) < len(each) or any(a >= b for a, b in pairwise([*numbers, none])):
+    numbers = [*(e.value for e in each if isinstance(e, ir.Const)), none]
+    if len(numbers) <= len(each) or numbers != sorted({*numbers}):
         return copies
-    found: dict[ir.Node, ir.Expr] = {
-        m: replace(m.b, no=at)
-        for m in ir.find(ir.seq(*copies[:-1]), ir.Min)
-        if m.a == at and isinstance(m.b, ir.Select)
-    }
+    first = [m for m in ir.find(ir.seq(*copies[:-1]), ir.Min) if m.a == at]
+    found = {m: replace(m.b, no=at) for m in first if isinstance(m.b, ir.Select)}
     return [ir.substitute(c, found) for c in reversed(copies)]
 
 
