@@ -152,8 +152,8 @@ def runs_of(axes: tuple[Axis, ...], compute: Compute) -> list[Run]:
     """``run_of``, and a row of the window with its features, where these are few and both follow one
     another in the operands."""
     wide, found = tuple(x for x in axes if x.size > 1)[-2:], [run_of(axes, compute)]
-    few = 0 < axes[-1].size * compute.a.tensor.dtype.bytes <= SHORT_ROW
-    if few and len(wide) == 2 and wide[0].role == "window" and _one_run(wide, compute, stored=False):
+    few = len(wide) == 2 and wide[1].size * compute.a.tensor.dtype.bytes <= SHORT_ROW
+    if few and wide[0].role == "window" and _one_run(wide, compute, stored=False):
         found.append((tuple(x.name for x in wide), prod(x.size for x in wide)))
     return [*dict.fromkeys(found)]
 
