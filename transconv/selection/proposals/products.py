@@ -368,8 +368,8 @@ def _in_rows(compute: Compute, target: Target) -> Iterator[Schedule]:
 def _framed(compute: Compute, target: Target) -> Iterator[Schedule]:
     """Products over a copy of images of few features, with zeros around them. The copy is worth it where
     its rows are read at many positions of a window. Bytes do not lie along the sum in it."""
-    pack = "a.frame"
-    if not compute.sums_positions or compute.a.tensor.dtype.bits == 8 or why_not_framed(compute.a, compute):
+    pack, view = "a.frame", compute.a
+    if not compute.sums_positions or view.tensor.dtype.bits == 8 or why_not_framed(view, compute):
         return
     over = Scheduled(compute, Schedule(pack=pack), target).main
     for ways in (_matrix, _boxes, explicit):
