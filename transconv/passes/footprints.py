@@ -86,12 +86,53 @@ class Footprint:
             return "never", Range(0, -1)
         if self.boxed:
             return "box", self.room
-        rule, found = (self._for_all_sizes(), Range()) if self.tensor.extents else self._for_its_sizes()
+        rule, found = self._by_bounds()
+        if not rule and (twin := self._with_sums_named()):
+            rule, found = twin._by_bounds()
         if not rule and simplify(self.mask, self.facts) is ir.FALSE:
             return "never", Range(0, -1)
         if not rule and (cases := self._cases()) and all(case.proof[0] for case in cases):
             return "cases", found
         return rule, found
+
+    def _by_bounds(self) -> tuple[str, Range]:
+        """The rule that bounds the offset, and the interval."""
+        return (self._for_all_sizes(), Range()) if self.tensor.extents else self._for_its_sizes()
+
+    def _with_sums_named(self) -> Footprint | None:
+        """The same access with a variable for each sum of a size and a number that is an extent or divides:
+        where ``IH // 2 + 1`` is OH, products of it are single terms, as those of sizes are. None: no sum."""
+        if not (sums := self._sums()):
+            return None
+        new = {x: ir.Var(f"{x}{more:+}") - more for x, more in sums.items()}
+        known = [c for x in sums if isinstance(x, ir.FloorDiv) for c in (x.b * x <= x.a, x.a < x.b * x + x.b)]
+        known += [r.lo <= x for x in sums if (r := range_of(x, self.facts)).lo is not None]
+
+        def named(e: ir.Expr) -> ir.Expr:
+            return simplify(ir.substitute(e, new))
+
+        return replace(
+            self,
+            tensor=replace(self.tensor, extents=tuple(map(named, self.tensor.extents))),
+            offset=named(self.offset),
+            mask=named(self.mask),
+            facts=Facts(
+                {e: r for e, r in self.facts.ranges.items() if isinstance(e, ir.Var) and e not in new},
+                [named(c) for c in (*self.facts.true, *known)],
+                self.facts.multiples,
+            ),
+        )
+
+    def _sums(self) -> dict[ir.Expr, int]:
+        """The sizes and quotients of sizes to which a number is added in extents and divisors, by it."""
+        whole = [*self.tensor.extents, *(e.b for e in ir.find(self.offset, (ir.FloorDiv, ir.Mod)))]
+        whole += [e.args[1] for e in ir.find(self.offset, ir.Call) if e.name in ("quotient", "remainder")]
+        found: dict[ir.Expr, int] = {}
+        for p in map(self.facts.poly, whole):
+            for factor, _ in p.factors()[1] if p.terms else ():
+                if (alone := factor.whole.single) and alone[1] == 1 and factor.const:
+                    found.setdefault(alone[0], factor.const)
+        return found
 
     def _cases(self) -> list[Footprint]:
         """The access where a condition of its offset holds, and where it does not: an index from the end
