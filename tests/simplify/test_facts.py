@@ -7,7 +7,6 @@ from random import Random
 import pytest
 
 from tests.simplify.evaluate import points, value
-
 from transconv.ir import (
     FALSE,
     TRUE,
@@ -167,13 +166,18 @@ def test_assumed_remainder_says_nothing_of_other_divisors() -> None:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_drawn_remainders_narrow_ranges(seed: int) -> None:
-    """Each range holds what is met at all points; it ends there where a variable's own remainder is known."""
+    """Each range holds what is met at all points, and ends there if a variable's own rest is known."""
     rng = Random(seed)
     ranges: dict[Expr, Range] = {}
     for v in (x, y):
         low = rng.randint(-9, 9)
         ranges[v] = Range(low, low + rng.randint(0, 12))
-    n, sign, other, rest = rng.randint(2, 7), rng.choice([-1, 1]), rng.choice([0, 0, 1, 2]), rng.randint(0, 6)
+    n, sign, other, rest = (
+        rng.randint(2, 7),
+        rng.choice([-1, 1]),
+        rng.choice([0, 0, 1, 2]),
+        rng.randint(0, 6),
+    )
     total = x * sign + y * other
     facts = Facts(ranges).assume(eq(total % n, rest % n))
     met = [at for at in points(ranges) if (value(total, at) - rest) % n == 0]

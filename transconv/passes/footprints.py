@@ -100,13 +100,14 @@ class Footprint:
         return (self._for_all_sizes(), Range()) if self.tensor.extents else self._for_its_sizes()
 
     def _with_sums_named(self) -> Footprint | None:
-        """The same access with a variable for each sum of a size and a number that is an extent or divides:
-        where ``IH // 2 + 1`` is OH, products of it are single terms, as those of sizes are. None: no sum."""
+        """The same access with a variable for each sum of a size and a number in extents and divisors: of
+        OH for ``IH // 2 + 1``, products are single terms, as those of sizes are. None: no sum."""
         if not (sums := self._sums()):
             return None
         new = {x: ir.Var(f"{x}{more:+}") - more for x, more in sums.items()}
-        known = [c for x in sums if isinstance(x, ir.FloorDiv) for c in (x.b * x <= x.a, x.a < x.b * x + x.b)]
-        known += [r.lo <= x for x in sums if (r := range_of(x, self.facts)).lo is not None]
+        known = [r.lo <= x for x in sums if (r := range_of(x, self.facts)).lo is not None]
+        for x in (x for x in sums if isinstance(x, ir.FloorDiv)):
+            known += [x.b * x <= x.a, x.a < x.b * x + x.b]
 
         def named(e: ir.Expr) -> ir.Expr:
             return simplify(ir.substitute(e, new))
@@ -420,15 +421,13 @@ class Plain(ir.ExprMutator):
     def mutate_Const(self, e: ir.Const) -> ir.Expr:
         return ir.Const(e.value) if e.type is ir.index64 else e
 
-    def mutate_Shl(self, e: ir.Shl) -> ir.Expr:
+    def mutate_Shl(self, e: ir.Shl | ir.Shr) -> ir.Expr:
         x, by = self.mutate(e.a), self.mutate(e.b)
-        index = e.dtype.kind == "index" and isinstance(by, ir.Const)
-        return x * (1 << int(by.value)) if index else ir.Shl(x, by)
+        if e.dtype.kind != "index" or not isinstance(by, ir.Const):
+            return type(e)(x, by)
+        return x * (1 << int(by.value)) if isinstance(e, ir.Shl) else x // (1 << int(by.value))
 
-    def mutate_Shr(self, e: ir.Shr) -> ir.Expr:
-        x, by = self.mutate(e.a), self.mutate(e.b)
-        index = e.dtype.kind == "index" and isinstance(by, ir.Const)
-        return x // (1 << int(by.value)) if index else ir.Shr(x, by)
+    mutate_Shr = mutate_Shl
 
     def mutate_Select(self, e: ir.Select) -> ir.Expr:
         cond, yes, no = self.mutate(e.cond), self.mutate(e.yes), self.mutate(e.no)

@@ -14,8 +14,6 @@ compute/steps.py), each of which loads and computes the values that it needs:
             a = load(...)
             store(c, a / acc)
 
-Without a reduction: loads, values and stores at every point.
-
 Quotients in f32 of which numbers of few bits are made are rounded to nearest:
 
     store y[n] = i8(round(a / s))            ->        store y[n] = i8(round(divided(a, s)))
