@@ -126,7 +126,8 @@ class Footprint:
 
     def _sums(self) -> dict[ir.Expr, int]:
         """The sizes and quotients of sizes to which a number is added in extents and divisors, by it."""
-        whole = [*self.tensor.extents, *(e.b for e in ir.find(self.offset, (ir.FloorDiv, ir.Mod)))]
+        divided = [e for e in ir.find(self.offset, ir.Binary) if isinstance(e, (ir.FloorDiv, ir.Mod))]
+        whole = [*self.tensor.extents, *(e.b for e in divided)]
         whole += [e.args[1] for e in ir.find(self.offset, ir.Call) if e.name in ("quotient", "remainder")]
         found: dict[ir.Expr, int] = {}
         for p in map(self.facts.poly, whole):
@@ -422,9 +423,10 @@ class Plain(ir.ExprMutator):
         return ir.Const(e.value) if e.type is ir.index64 else e
 
     def mutate_Shl(self, e: ir.Shl | ir.Shr) -> ir.Expr:
-        x, by = self.mutate(e.a), self.mutate(e.b)
+        x: ir.Expr = self.mutate(e.a)
+        by = self.mutate(e.b)
         if e.dtype.kind != "index" or not isinstance(by, ir.Const):
-            return type(e)(x, by)
+            return ir.Shl(x, by) if isinstance(e, ir.Shl) else ir.Shr(x, by)
         return x * (1 << int(by.value)) if isinstance(e, ir.Shl) else x // (1 << int(by.value))
 
     mutate_Shr = mutate_Shl

@@ -99,10 +99,10 @@ def _is_below(p: Polynomial, end: Polynomial, facts: Facts) -> bool:
 
 
 def _in_digits(p: Polynomial, facts: Facts) -> Polynomial:
-    """The sum with ``x // c * c + x % c`` for each x in it of whose remainder something is known; x may be
-    a quotient that this brings, so the remainders of larger ones are first."""
+    """The sum with ``x // c * c + x % c`` for each x in it of whose remainder something is known, the
+    smallest first: x may be a quotient that this brings."""
     atoms = dict.fromkeys(a for limit in facts.limits for a in limit.atoms)
-    for atom in sorted(atoms, key=lambda a: len(ir.find(a, (ir.FloorDiv, ir.Mod, ir.Call)))):
+    for atom in sorted(atoms, key=lambda a: len([*ir.walk(a)])):
         match atom:
             case ir.Mod(x, c) | ir.Call("remainder", (x, c)) if facts.poly(x).terms and _is_positive(
                 c, facts

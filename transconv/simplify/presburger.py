@@ -2,8 +2,7 @@
 
 A condition is refuted by a system of inequalities ``p >= 0`` over the integers, in SymPy's polynomials:
 the condition or its opposite, the known inequalities and residues, and what ``//``, ``%``, ``min`` and
-``max`` mean. Each step is exact, and steps are counted, so that a text is the same from run to run: a
-budget of time would make it depend on the machine.
+``max`` mean. Each step is exact, and steps are counted: by a budget of time texts would differ.
 
 ==============  ==========================================================================
 rule            a system has no solution, because
