@@ -69,7 +69,7 @@ def test_products_compile() -> None:
 
 @pytest.mark.parametrize("kind", ["i32", "i64"])
 def test_wider_integers_are_multiplied_element_by_element(kind: str) -> None:
-    """No matrix unit has them: what is proposed compiles for a chip, and is right in Triton's interpreter."""
+    """No matrix unit has them: what is proposed compiles, and is right in Triton's interpreter."""
     compute = parse(PRODUCT.format(a=kind, b=kind, c=kind))
     made = build_compute(compute, TARGETS["sm_90"])
     assert made.steps[0].schedule.unit == "fma" and compute.acc is ir.DTYPES[kind]
