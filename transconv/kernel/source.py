@@ -51,11 +51,7 @@ class Refusal(Exception):
         return self.error("\n".join(lines))
 
 
-ONE_VALUE = (
-    "an assignment to chosen elements",
-    "a mask of the tile's shape, and one value",
-    "x[x < 0] = 0.0; else x = np.where(mask, y, x)",
-)
+ONE_VALUE = ("an assignment to chosen elements", "a mask of the tile's shape, one value", "x[x < 0] = 0.0")
 
 
 class WrongScope(Refusal):

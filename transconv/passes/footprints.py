@@ -126,9 +126,11 @@ class Footprint:
 
     def _sums(self) -> dict[ir.Expr, int]:
         """The sizes and quotients of sizes to which a number is added in extents and divisors, by it."""
-        divided = [e for e in ir.find(self.offset, ir.Binary) if isinstance(e, (ir.FloorDiv, ir.Mod))]
-        whole = [*self.tensor.extents, *(e.b for e in divided)]
-        whole += [e.args[1] for e in ir.find(self.offset, ir.Call) if e.name in ("quotient", "remainder")]
+        whole = [*self.tensor.extents]
+        for e in ir.find(self.offset, ir.Expr):
+            match e:
+                case ir.FloorDiv(_, by) | ir.Mod(_, by) | ir.Call("quotient" | "remainder", (_, by)):
+                    whole.append(by)
         found: dict[ir.Expr, int] = {}
         for p in map(self.facts.poly, whole):
             for factor, _ in p.factors()[1] if p.terms else ():
