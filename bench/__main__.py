@@ -65,6 +65,7 @@ DROP_IN = {
     "quantized": "time, check and train whole models with 8-bit convolutions",
     "pages": "write the tables and pictures of README.md and docs/ from bench/results",
     "fuzz-runs": "write summaries of `transconv fuzz --json` as rows of one table",
+    "benchdnn": "run whole lists of oneDNN's benchdnn through transconv check, and count",
     "proofs": "prove the addresses of drawn kernels, and find planted strays",
     "samples": "try torch's own samples of functions and operations on a GPU, and count",
     "dropin": "run the GPU tests of the drop-in in several processes, and count",

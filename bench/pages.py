@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bench import ablation_table, board, plots
+from bench import ablation_table, benchdnn, board, plots
 from bench.chips_table import chips_table
 from bench.distributed import distributed_table
 from bench.dynamo_table import runner_tables
@@ -49,6 +49,7 @@ CHIPS = ("h200", "h100")  # what files of results begin with; the tables of the 
 WITH_ORIGIN = (
     "README.md",
     "docs/results.md",
+    "docs/checking.md",
     "docs/issues.md",
     "docs/demonstrations.md",
     "docs/any_size.md",
@@ -144,6 +145,14 @@ TABLES = {
         chips_table,
     ),
     "gallery": Table(("h200_gallery.csv",), ("python -m bench gallery",), gallery_table, always=True),
+    "benchdnn": Table(
+        ("h200_benchdnn.csv",), ("python -m bench benchdnn harness_conv_f32",), benchdnn.lists_table
+    ),
+    "benchdnn-interpreted": Table(
+        ("interpreted_benchdnn.csv",),
+        ("python -m bench benchdnn harness_conv_f32 '--options=--engine=numpy --mb=1 --shard 0/40'",),
+        benchdnn.lists_table,
+    ),
     "issues": Table(("h200_issues.csv",), ("python -m bench issues",), issues_table),
     "sizes": Table(("h200_sizes.csv",), ("python -m bench sizes",), sizes_table),
     "quantized": Table(("h200_quantized.csv",), ("python -m bench quantized",), quantized_table),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
@@ -119,7 +120,7 @@ def test_another_gpu_has_tables_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_
 def test_the_commands_under_the_tables_are_understood() -> None:
     commands = {c for table in pages.TABLES.values() for c in table.commands}
     for command in commands:
-        words = command.removeprefix("python -m ").split()
+        words = shlex.split(command.removeprefix("python -m "))
         assert command.startswith(("python -m bench ", "transconv "))
         (understood if words[0] == "bench" else parser().parse_args)(words[1:])
     assert len(commands) > 12

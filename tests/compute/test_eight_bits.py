@@ -1,4 +1,5 @@
-"""Products of eight bits: whole numbers are summed exactly in s32, short floats in f32."""
+"""Products of eight bits: whole numbers are summed exactly in s32, short floats in f32. Those of wider
+integers."""
 
 from __future__ import annotations
 
@@ -64,6 +65,19 @@ def test_products_compile() -> None:
     ]
     for found in compile_offline(jobs):
         assert isinstance(found, Resources), f"{found}\n{getattr(found, 'log', '')}"
+
+
+@pytest.mark.parametrize("kind", ["i32", "i64"])
+def test_wider_integers_are_multiplied_element_by_element(kind: str) -> None:
+    """No matrix unit has them: what is proposed compiles, and is right in Triton's interpreter."""
+    compute = parse(PRODUCT.format(a=kind, b=kind, c=kind))
+    made = build_compute(compute, TARGETS["sm_90"])
+    assert made.steps[0].schedule.unit == "fma" and compute.acc is ir.DTYPES[kind]
+    assert "(unit fma)" in (why_not(Schedule.parse(MMA), compute, TARGETS["sm_90"]) or "")
+    for found in compile_offline([job_of(s, TARGETS["sm_90"], words=False) for s in made.steps]):
+        assert isinstance(found, Resources), f"{found}\n{getattr(found, 'log', '')}"
+    plan = build_compute(compute, TARGETS["interpreter"])
+    assert ComputationCase(compute).launched(plan, "cpu").problem == ""
 
 
 @pytest.mark.parametrize(

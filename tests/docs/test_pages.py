@@ -36,6 +36,7 @@ PAGES = (
             "kernel_api",
             "kernel_masks",
             "kernel_functions",
+            "onednn",
             "simplification",
             "streaming",
         )

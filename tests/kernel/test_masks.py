@@ -88,6 +88,15 @@ def assigned(group, X, Z, Y, M):
 
 
 @kernel
+def assigned_where(group, X, Z, Y, M):
+    y, z = group.load(X, shape=(5, 6)), group.load(Z, shape=(5, 6))
+    y[z > 0] = 3.0
+    y[y < 0] = z[0, 0]
+    group.store(Y, y)
+    group.store(M, y.mask.astype(np.int32))
+
+
+@kernel
 def written_over(group, X, Z, Y, M):
     y = group.empty(shape=(5, 6), dtype=np.float32)
     y[...] = group.load(X, shape=(5, 6))
@@ -117,6 +126,13 @@ def data_masks(group, X, Z, Y, M):
 def _assigned(x: Masked, z: Masked, *_: Any) -> Masked:
     x[2] = 3.0
     x[:, 1:3] = 4.0
+    return x
+
+
+def _assigned_where(x: Masked, z: Masked, *_: Any) -> Masked:
+    x[(z > 0).filled(False)] = 3.0
+    if not np.ma.getmaskarray(z)[0, 0]:
+        x[(x < 0).filled(False)] = z[0, 0]
     return x
 
 
@@ -151,6 +167,7 @@ RULES: tuple[tuple[KernelFunction, Callable[..., Masked]], ...] = (
         ),
     ),
     (assigned, _assigned),
+    (assigned_where, _assigned_where),
     (written_over, _over),
     (carried, _carried),
     (data_masks, _data),

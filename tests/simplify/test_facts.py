@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 
+from tests.simplify.evaluate import points, value
 from transconv.ir import (
     FALSE,
     TRUE,
@@ -159,6 +162,30 @@ def test_assumed_remainder_says_nothing_of_other_divisors() -> None:
     facts = Facts().assume(eq(x % 3, 0))
     assert str(simplify(x % 2, facts)) == "(x % 2)"
     assert multiple_of(x, facts) == 3
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_drawn_remainders_narrow_ranges(seed: int) -> None:
+    """Each range holds what is met at all points, and ends there if a variable's own rest is known."""
+    rng = Random(seed)
+    ranges: dict[Expr, Range] = {}
+    for v in (x, y):
+        low = rng.randint(-9, 9)
+        ranges[v] = Range(low, low + rng.randint(0, 12))
+    n, sign, other, rest = (
+        rng.randint(2, 7),
+        rng.choice([-1, 1]),
+        rng.choice([0, 0, 1, 2]),
+        rng.randint(0, 6),
+    )
+    total = x * sign + y * other
+    facts = Facts(ranges).assume(eq(total % n, rest % n))
+    met = [at for at in points(ranges) if (value(total, at) - rest) % n == 0]
+    for e in (x, total, total + rng.randint(-5, 5), x * rng.randint(2, 5) + y, total // 3, x // n, x * x):
+        seen = {value(e, at) for at in met}
+        assert all(one in range_of(e, facts) for one in seen), (e, facts)
+        if met and not other and e is x:
+            assert range_of(e, facts) == Range(min(seen), max(seen)), facts
 
 
 def test_assumed_inequality() -> None:

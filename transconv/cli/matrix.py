@@ -137,7 +137,8 @@ def run(words: argparse.Namespace) -> int:
         rows += made
         failures += _failures(version, kernels, answers, made, None if words.update else recorded)
         everything += [
-            {"triton": version, **asdict(p), **asdict(a)} for p, a in zip(kernels, answers, strict=True)
+            {"triton": version, **asdict(p), **asdict(a), "code": ""}  # bytes, which JSON does not have
+            for p, a in zip(kernels, answers, strict=True)
         ]
     if words.update:
         recorded |= {r.key: r for r in rows}

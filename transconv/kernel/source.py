@@ -51,6 +51,9 @@ class Refusal(Exception):
         return self.error("\n".join(lines))
 
 
+ONE_VALUE = ("an assignment to chosen elements", "a mask of the tile's shape, one value", "x[x < 0] = 0.0")
+
+
 class WrongScope(Refusal):
     """What is said in one scope and is for another one."""
 

@@ -86,12 +86,57 @@ class Footprint:
             return "never", Range(0, -1)
         if self.boxed:
             return "box", self.room
-        rule, found = (self._for_all_sizes(), Range()) if self.tensor.extents else self._for_its_sizes()
+        rule, found = self._by_bounds()
+        if not rule and (twin := self._with_sums_named()):
+            rule, found = twin._by_bounds()
         if not rule and simplify(self.mask, self.facts) is ir.FALSE:
             return "never", Range(0, -1)
         if not rule and (cases := self._cases()) and all(case.proof[0] for case in cases):
             return "cases", found
         return rule, found
+
+    def _by_bounds(self) -> tuple[str, Range]:
+        """The rule that bounds the offset, and the interval."""
+        return (self._for_all_sizes(), Range()) if self.tensor.extents else self._for_its_sizes()
+
+    def _with_sums_named(self) -> Footprint | None:
+        """The same access with a variable for each sum of a size and a number in extents and divisors: of
+        OH for ``IH // 2 + 1``, products are single terms, as those of sizes are. None: no sum."""
+        if not (sums := self._sums()):
+            return None
+        new = {x: ir.Var(f"{x}{more:+}") - more for x, more in sums.items()}
+        known = [r.lo <= x for x in sums if (r := range_of(x, self.facts)).lo is not None]
+        for x in (x for x in sums if isinstance(x, ir.FloorDiv)):
+            known += [x.b * x <= x.a, x.a < x.b * x + x.b]
+
+        def named(e: ir.Expr) -> ir.Expr:
+            return simplify(ir.substitute(e, new))
+
+        return replace(
+            self,
+            tensor=replace(self.tensor, extents=tuple(map(named, self.tensor.extents))),
+            offset=named(self.offset),
+            mask=named(self.mask),
+            facts=Facts(
+                {e: r for e, r in self.facts.ranges.items() if isinstance(e, ir.Var) and e not in new},
+                [named(c) for c in (*self.facts.true, *known)],
+                self.facts.multiples,
+            ),
+        )
+
+    def _sums(self) -> dict[ir.Expr, int]:
+        """The sizes and quotients of sizes to which a number is added in extents and divisors, by it."""
+        whole = [*self.tensor.extents]
+        for e in ir.find(self.offset, ir.Expr):
+            match e:
+                case ir.FloorDiv(_, by) | ir.Mod(_, by) | ir.Call("quotient" | "remainder", (_, by)):
+                    whole.append(by)
+        found: dict[ir.Expr, int] = {}
+        for p in map(self.facts.poly, whole):
+            for factor, _ in p.factors()[1] if p.terms else ():
+                if (alone := factor.whole.single) and alone[1] == 1 and factor.const:
+                    found.setdefault(alone[0], factor.const)
+        return found
 
     def _cases(self) -> list[Footprint]:
         """The access where a condition of its offset holds, and where it does not: an index from the end
@@ -379,15 +424,14 @@ class Plain(ir.ExprMutator):
     def mutate_Const(self, e: ir.Const) -> ir.Expr:
         return ir.Const(e.value) if e.type is ir.index64 else e
 
-    def mutate_Shl(self, e: ir.Shl) -> ir.Expr:
-        x, by = self.mutate(e.a), self.mutate(e.b)
-        index = e.dtype.kind == "index" and isinstance(by, ir.Const)
-        return x * (1 << int(by.value)) if index else ir.Shl(x, by)
+    def mutate_Shl(self, e: ir.Shl | ir.Shr) -> ir.Expr:
+        x: ir.Expr = self.mutate(e.a)
+        by = self.mutate(e.b)
+        if e.dtype.kind != "index" or not isinstance(by, ir.Const):
+            return ir.Shl(x, by) if isinstance(e, ir.Shl) else ir.Shr(x, by)
+        return x * (1 << int(by.value)) if isinstance(e, ir.Shl) else x // (1 << int(by.value))
 
-    def mutate_Shr(self, e: ir.Shr) -> ir.Expr:
-        x, by = self.mutate(e.a), self.mutate(e.b)
-        index = e.dtype.kind == "index" and isinstance(by, ir.Const)
-        return x // (1 << int(by.value)) if index else ir.Shr(x, by)
+    mutate_Shr = mutate_Shl
 
     def mutate_Select(self, e: ir.Select) -> ir.Expr:
         cond, yes, no = self.mutate(e.cond), self.mutate(e.yes), self.mutate(e.no)

@@ -2,9 +2,6 @@
 
 ``STAGES`` lists all stages in order, from the problem to the text. ``lower`` runs those from ``naive`` to
 ``roles``; each pass is a function from kernel to kernel in a file of its own.
-
-Stage: one row of the compiler's pipeline, a named function with a description (see
-pipeline.py).
 """
 
 from __future__ import annotations

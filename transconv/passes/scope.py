@@ -1,7 +1,4 @@
-"""Facts and definitions in scope at each statement, for passes that prove something.
-
-Names for the variables that a pass adds, and for the values of a computation beside them.
-"""
+"""Facts and definitions in scope at each statement, and names for the variables that a pass adds."""
 
 from __future__ import annotations
 

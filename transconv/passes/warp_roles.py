@@ -16,10 +16,8 @@ One warp, the producer, runs ahead and fills the rings, also with boxes of the n
 of this one is stored; the consumers only multiply and store. A consumer waits for a product one step
 later, so two products are in flight.
 
-With ``consumers=2`` two groups of warps multiply, and take turns (below). With ``slide=`` a slot of a ring
-has the boxes of several steps of the sum (smem_pipeline.py). What the epilogue reads
-can be fetched as well, to where the result will be put (``behind=box``, epilogue_reads.py).
-Operands that the matrix unit does not take as they lie are transposed by roles of their own.
+With ``slide=`` a slot of a ring has the boxes of several steps of the sum (smem_pipeline.py). What the
+epilogue reads can be fetched as well (``behind=box``, epilogue_reads.py).
 
 With ``keep=b`` all tiles of a program multiply the same boxes of B, which must fit shared memory. They
 are fetched once, before the first tile, each into a slot of its own, and are never freed.
@@ -31,8 +29,7 @@ boxes (see ``transposed_bytes`` in schedule) into a ring of their own:
         for pid in program..784 dealt:
             for step: wait landed, taken; put A_transposed = A_ring; fence; arrive transposed, free
 
-With ``transposers=2`` two such roles take turns at the steps, so that one reads a slot while the other
-writes one. Each counts all slots:
+With ``transposers=2`` two such roles take turns at the steps. Each counts all slots:
 
     role even_transposer warps=4:                   role odd_transposer warps=4:
         resting = 0                                     resting = 1

@@ -2,8 +2,7 @@
 
 The rules are one function for each kind of node. A rule takes a node whose children are simplified. It
 returns an equal expression, which the caller simplifies again, or the node itself if no case applies.
-``again`` simplifies an expression that a rule builds to decide. Division and comparison have their own
-files.
+``again`` simplifies an expression that a rule builds to decide.
 
 ``reason`` says why a condition holds, in words: the facts that a proof rests on, with numbers.
 """

@@ -28,7 +28,7 @@ import numpy as np
 from transconv import ir
 from transconv.simplify.facts import Facts
 from transconv.simplify.polynomial import Mono, Polynomial, ordered, rebuild
-from transconv.simplify.ranges import INF, Range, between, multiple_of_poly, range_of, range_of_product
+from transconv.simplify.ranges import INF, Range, between, range_of, range_of_product
 
 ROWS = 160  # inequalities of one question
 PIVOTS = 120  # of one question
@@ -55,7 +55,7 @@ def linear_range(p: Polynomial, facts: Facts) -> Range:
 def greatest(p: Polynomial, facts: Facts, enough: float = -INF) -> float:
     """An upper bound of a sum, infinity if none is found; a bound that is ``enough`` is not improved."""
     asked = sum_of(p)
-    system = System(_with_residues(p, facts), asked)
+    system = System(facts, asked)
     best = system.greatest(asked)
     for _ in range(ROUNDS):
         if best <= enough or not system.widen():
@@ -99,8 +99,10 @@ def _is_below(p: Polynomial, end: Polynomial, facts: Facts) -> bool:
 
 
 def _in_digits(p: Polynomial, facts: Facts) -> Polynomial:
-    """The sum with ``x // c * c + x % c`` for each x in it of whose remainder something is known."""
-    for atom in dict.fromkeys(a for limit in facts.limits for a in limit.atoms):
+    """The sum with ``x // c * c + x % c`` for each x in it of whose remainder something is known, the
+    smallest first: x may be a quotient that this brings."""
+    atoms = dict.fromkeys(a for limit in facts.limits for a in limit.atoms)
+    for atom in sorted(atoms, key=lambda a: len([*ir.walk(a)])):
         match atom:
             case ir.Mod(x, c) | ir.Call("remainder", (x, c)) if facts.poly(x).terms and _is_positive(
                 c, facts
@@ -111,22 +113,6 @@ def _in_digits(p: Polynomial, facts: Facts) -> Polynomial:
                     digits = Polynomial.atom(whole) * facts.poly(c) + Polynomial.atom(atom)
                     p = times * digits + rest
     return p
-
-
-def _with_residues(p: Polynomial, facts: Facts) -> Facts:
-    """The facts, and the ranges of quotients ``x // c`` in them whose x is known to be a multiple: of x in
-    1..7 that is even the quotient by 2 is in 1..3."""
-    known = {a for q in (p, *facts.limits) for a in q.atoms} if facts.residues else set()
-    for atom in known:
-        match atom:
-            case ir.FloorDiv(x, ir.Const(int(c))) if c > 0:
-                n = multiple_of_poly(facts.poly(x), facts)
-                r = range_of(x, facts)
-                if n > 1 and r.lo is not None:
-                    facts = facts.with_range(atom, -(-r.lo // n) * n // c, None)
-                if n > 1 and r.hi is not None:
-                    facts = facts.with_range(atom, None, r.hi // n * n // c)
-    return facts
 
 
 class System:

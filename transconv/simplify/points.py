@@ -10,6 +10,7 @@ points of its own, and the ranges of the groups add up:
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from math import prod
 from typing import Any
 
@@ -17,7 +18,6 @@ import numpy as np
 
 from transconv import ir
 from transconv.simplify.facts import Facts
-from transconv.simplify.presburger import variables
 from transconv.simplify.ranges import Range, range_of
 
 POINTS = 1 << 21  # of one group of variables
@@ -36,10 +36,10 @@ def range_at_points(e: ir.Expr, conditions: Iterable[ir.Expr], facts: Facts) -> 
     fixed = [c for c in given if not variables(c) and not ir.find(c, ir.MemoryRead)]
     known = [c for c in known if variables(c) & asked]
     try:  # conditions and monomials without variables, such as 7 // 2, are in no group
-        if not all(bool(_value(c, {})) for c in fixed):
+        if not all(bool(at_point(c, {})) for c in fixed):
             return Range(0, -1)
         low = p.const + sum(
-            c * prod(int(_value(a, {})) for a in mono) for own, mono, c in terms if not own
+            c * prod(int(at_point(a, {})) for a in mono) for own, mono, c in terms if not own
         )
     except TypeError:
         return None
@@ -52,10 +52,10 @@ def range_at_points(e: ir.Expr, conditions: Iterable[ir.Expr], facts: Facts) -> 
             holds, total = np.asarray(True), np.asarray(0)
             for c in known:
                 if variables(c) <= group:
-                    holds = holds & _value(c, at)
+                    holds = holds & (at_point(c, at) != 0)
             for own, mono, times in terms:
                 if own and own <= group:
-                    total = total + times * prod((_value(a, at) for a in mono), start=np.asarray(1))
+                    total = total + times * prod((at_point(a, at) for a in mono), start=np.asarray(1))
         except TypeError:
             return None
         total, holds = np.broadcast_arrays(total, holds)
@@ -91,28 +91,40 @@ def _points(group: frozenset[ir.Expr], facts: Facts) -> dict[ir.Expr, Values] | 
     return at
 
 
-def _value(e: ir.Expr, at: Mapping[ir.Expr, Values]) -> Values:
-    """The values of an expression at points. Raises TypeError for a node that has none."""
+def at_point(e: ir.Expr, at: Mapping[ir.Expr, Any]) -> Any:
+    """The value where variables and lanes have the values ``at``, integers without bounds or arrays of
+    them. Raises TypeError for a node that has none."""
+    kind = type(e)
+    if kind is ir.Var or kind is ir.Lane:
+        return at[e]
     match e:
+        case ir.Min(a, b) | ir.Max(a, b):
+            a, b = at_point(a, at), at_point(b, at)
+            if isinstance(a, int) and isinstance(b, int):
+                return min(a, b) if kind is ir.Min else max(a, b)
+            return np.minimum(a, b) if kind is ir.Min else np.maximum(a, b)
+        case ir.Binary(a, b) if kind in ir.MEANING and a.dtype.kind != "int" != b.dtype.kind:
+            return ir.MEANING[kind](at_point(a, at), at_point(b, at))
         case ir.Const(value) if e.dtype.kind != "float":
-            return np.asarray(value)
-        case ir.Var() | ir.Lane():
-            return at[e]
+            return int(value)
         case ir.Neg(x):
-            return -_value(x, at)
-        case ir.Not(x) if e.x.dtype.kind == "bool":
-            return ~_value(x, at)
+            return -at_point(x, at)
+        case ir.Not(x) if e.dtype.kind == "bool":
+            return at_point(x, at) == 0
         case ir.Select(cond, yes, no):
-            return np.where(_value(cond, at), _value(yes, at), _value(no, at))
-        case ir.Min(a, b):
-            return np.minimum(_value(a, at), _value(b, at))
-        case ir.Max(a, b):
-            return np.maximum(_value(a, at), _value(b, at))
+            if isinstance(chosen := at_point(cond, at), np.ndarray):
+                return np.where(chosen, at_point(yes, at), at_point(no, at))
+            return at_point(yes if chosen else no, at)
         case ir.Call("quotient", (a, b)):
-            return _value(a, at) // _value(b, at)
+            return at_point(a, at) // at_point(b, at)
         case ir.Call("remainder", (a, b)):
-            return _value(a, at) % _value(b, at)
-        case ir.Binary() if type(e) in ir.MEANING and e.a.dtype.kind != "int" != e.b.dtype.kind:
-            meaning: Any = ir.MEANING[type(e)]
-            return np.asarray(meaning(_value(e.a, at), _value(e.b, at)))
+            return at_point(a, at) % at_point(b, at)
+        case ir.Cast(x) if e.dtype.kind == "index":
+            return at_point(x, at)
     raise TypeError(f"{type(e).__name__} has no value here")
+
+
+@lru_cache(maxsize=1 << 14)
+def variables(e: ir.Expr) -> frozenset[ir.Expr]:
+    """The variables and lanes of an expression."""
+    return frozenset(n for n in ir.walk(e) if isinstance(n, (ir.Var, ir.Lane)))

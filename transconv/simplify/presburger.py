@@ -2,8 +2,7 @@
 
 A condition is refuted by a system of inequalities ``p >= 0`` over the integers, in SymPy's polynomials:
 the condition or its opposite, the known inequalities and residues, and what ``//``, ``%``, ``min`` and
-``max`` mean. Each step is exact, and steps are counted, so that a text is the same from run to run: a
-budget of time would make it depend on the machine.
+``max`` mean. Each step is exact, and steps are counted: by a budget of time texts would differ.
 
 ==============  ==========================================================================
 rule            a system has no solution, because
@@ -14,8 +13,6 @@ rule            a system has no solution, because
 ``factors``     an inequality's factors have signs that exclude it
 ``cases``       none for any remainder of a variable by a small period
 ==============  ==========================================================================
-
-Values of a condition at points that the facts allow: two truths show that no proof exists.
 """
 
 from __future__ import annotations
@@ -23,11 +20,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import product
 
 from transconv import ir
 from transconv.simplify.facts import Facts, both_integers
+from transconv.simplify.points import at_point, variables
 from transconv.simplify.polynomial import Mono, Polynomial, rebuild
 from transconv.simplify.ranges import INF, Range, between, range_of, range_of_poly, range_of_product
 
@@ -388,32 +385,6 @@ def truths_at_points(condition: ir.Expr, facts: Facts, given: Iterable[ir.Expr] 
     return seen
 
 
-def at_point(e: ir.Expr, at: Mapping[ir.Expr, int]) -> int:
-    """The value where variables and lanes have the values ``at``, for integers without bounds. Raises
-    TypeError for a node that has none."""
-    kind = type(e)
-    if kind is ir.Var or kind is ir.Lane:
-        return at[e]
-    if (
-        (meaning := ir.MEANING.get(kind))
-        and isinstance(e, ir.Binary)
-        and e.a.dtype.kind != "int" != e.b.dtype.kind
-    ):
-        return meaning(at_point(e.a, at), at_point(e.b, at))
-    match e:
-        case ir.Const(value) if e.dtype.kind != "float":
-            return int(value)
-        case ir.Neg(x):
-            return -at_point(x, at)
-        case ir.Not(x) if e.dtype.kind == "bool":
-            return not at_point(x, at)
-        case ir.Select(cond, yes, no):
-            return at_point(yes if at_point(cond, at) else no, at)
-        case ir.Cast(x) if e.dtype.kind == "index":
-            return at_point(x, at)
-    raise TypeError(f"{type(e).__name__} has no value here")
-
-
 def _points(leaves: list[ir.Expr], facts: Facts) -> Iterator[dict[ir.Expr, int]]:
     """The ends of the ranges, all and one by one, then points within."""
     spans: list[tuple[int, int, int]] = []
@@ -436,9 +407,3 @@ def _points(leaves: list[ir.Expr], facts: Facts) -> Iterator[dict[ir.Expr, int]]
                 step = (number * 7 + i * 5 + number * number * (i + 1)) % (steps + 1)
             at[v] = lo + step * n
         yield at
-
-
-@lru_cache(maxsize=1 << 14)
-def variables(e: ir.Expr) -> frozenset[ir.Expr]:
-    """The variables and lanes of an expression."""
-    return frozenset(n for n in ir.walk(e) if isinstance(n, (ir.Var, ir.Lane)))

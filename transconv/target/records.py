@@ -202,9 +202,9 @@ class Target:
         return 32 if a.bits == b.bits == 8 and self.backend in ("cuda", "xpu") else 16
 
     def lacks(self, a: DType, b: DType, acc: DType) -> bool:
-        """Whether an operand has 8 bits and there is no instruction: such a dot does not compile. A dot of
-        wider types does, because its operands are cast."""
-        return 8 in (a.bits, b.bits) and self.mma(a, b, acc) is None
+        """Whether an operand has 8 bits or is of integers and there is no instruction: such a dot does not
+        compile. A dot of wider floats does, because its operands are cast."""
+        return (8 in (a.bits, b.bits) or a.is_integer) and self.mma(a, b, acc) is None
 
     def why_not_held(self, dtype: DType) -> str | None:
         """None if kernels can have elements of this type, else the reason."""

@@ -41,7 +41,7 @@ from transconv.kernel.simulator.numerics import (
     stacked,
 )
 from transconv.kernel.simulator.races import AccessTrace, Order, is_users
-from transconv.kernel.source import Refusal, dtype_of, named, number_of
+from transconv.kernel.source import ONE_VALUE, Refusal, dtype_of, named, number_of
 from transconv.kernel.tiles.values import broadcast, described
 
 SUMS = ("add", "subtract")
@@ -351,9 +351,14 @@ class Masked(SimulatedOperand):
                 "tiles; vectors do not change",
                 "x = np.where(mask, y, x)",
             )
-        self.touched(items, write=True)
         held_number(value, self.dtype)
         given = converted(part_of(value), self.dtype)
+        if isinstance(items, Masked) and items.ndim and items.dtype is boolean:
+            if items.shape != self.shape or given.data.ndim:
+                raise Refusal(*ONE_VALUE)
+            items.touched(...)
+            items = items.data & items.active
+        self.touched(items, write=True)
         try:
             data, active = (np.broadcast_to(a, self.data[items].shape) for a in (given.data, given.active))
         except ValueError as error:

@@ -10,7 +10,7 @@ from typing import Any
 
 from transconv import ir
 from transconv.kernel.functions import cast, common, held_number
-from transconv.kernel.source import Refusal
+from transconv.kernel.source import ONE_VALUE, Refusal
 from transconv.kernel.tiles.kernel_builder import Building, aligned, position
 from transconv.kernel.tiles.values import (
     Mask,
@@ -179,6 +179,8 @@ def assigned(b: Building, x: Tile, items: Sequence[Any], value: Any) -> Tile:
             "tiles; vectors do not change",
             "x = np.where(mask, y, x)",
         )
+    if x.shape and len(items) == 1 and isinstance(items[0], Tile) and items[0].dtype is ir.boolean:
+        return _written_where(b, x, items[0], value)
     items = each_dimension(items, len(x.shape), "a tile")
     if any(i is None for i in items):
         raise Refusal("None in the place of an assignment", "slices and indices")
@@ -212,6 +214,15 @@ def assigned(b: Building, x: Tile, items: Sequence[Any], value: Any) -> Tile:
         of[at] = source if source >= 0 else None
     there = b.placed(given, tuple(given.shape[i] if i is not None else 1 for i in of), tuple(of))
     return written(b, x, cast(there.expr, x.dtype), there.mask, tuple(where))
+
+
+def _written_where(b: Building, x: Tile, chosen: Tile, value: Any) -> Tile:
+    """``x[chosen] = value``: one value wherever a tile of the same shape is active and True."""
+    held_number(value, x.dtype)
+    given = tile_of(value)
+    if chosen.shape != x.shape or given.shape:
+        raise Refusal(*ONE_VALUE)
+    return written(b, x, cast(given.expr, x.dtype), given.mask, (*chosen.mask, chosen.expr))
 
 
 def _range(x: Tile, at: int, item: slice) -> list[ir.Expr]:

@@ -6,8 +6,6 @@ The copy engine moves an operand whose word in the schedule is ``box`` in rectan
 (``schedule/tiles/boxes.py`` says when that is legal); other operands keep an address and a mask per
 element.
 
-With ``split_k`` several programs share a sum (lowering/split_k.py).
-
 The pass ``widen``: loads an operand along all lanes of its product if it lacks some.
 
     b = load(B + (grp + k*96))        ->      b = load(B + spread(grp + k*96, [grp m k]))

@@ -33,9 +33,6 @@ Triton lays the lanes of a warp along the dimension in which it sees that neighb
 memory. Where positions are remainders of sizes that are arguments, it sees none, and takes the first
 dimension. Were that the features, each lane would store to a sector of its own, and each thread would hold
 the places of all positions of the tile: with Triton 3.6 such kernels spilled thousands of bytes.
-
-How a tile lies in memory is found as Triton's analysis of axes does: numbers are known, sizes that are
-arguments are not.
 """
 
 from __future__ import annotations

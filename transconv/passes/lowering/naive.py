@@ -14,8 +14,6 @@ compute/steps.py), each of which loads and computes the values that it needs:
             a = load(...)
             store(c, a / acc)
 
-Without a reduction: loads, values and stores at every point.
-
 Quotients in f32 of which numbers of few bits are made are rounded to nearest:
 
     store y[n] = i8(round(a / s))            ->        store y[n] = i8(round(divided(a, s)))
@@ -35,7 +33,7 @@ from transconv import ir
 from transconv.compute import Axis, Compute, Read, Reduction, Step, Sweep, Value, Write, fresh
 from transconv.compute.analysis import statistics
 from transconv.passes.scope import renamed
-from transconv.simplify import facts_of, range_of
+from transconv.simplify import facts_of, range_of, simplify
 
 Seen = dict[Step, ir.View]  # the views of steps, with names for their coordinates
 
@@ -49,7 +47,16 @@ def naive(compute: Compute, name: str) -> ir.Kernel:
     for x in reversed(compute.axes):
         if x not in compute.axes_of("K"):
             whole = _loop(x, compute, whole, "parallel")
-    return ir.Kernel(name, compute.tensors, whole, sizes=compute.named)
+    return ir.Kernel(name, compute.tensors, whole, sizes=_with_extents(compute))
+
+
+def _with_extents(compute: Compute) -> ir.Sizes | None:
+    """The sizes that are arguments, required to be such that no dimension of a tensor is empty."""
+    if (sizes := compute.named) is None:
+        return None
+    known = facts_of(sizes)
+    conditions = dict.fromkeys(simplify(1 <= e, known) for t in compute.tensors for e in t.extents)
+    return replace(sizes, where=(*sizes.where, *(c for c in conditions if c is not ir.TRUE)))
 
 
 def _loop(x: Axis, compute: Compute, body: ir.Stmt, kind: str = "serial") -> ir.For:

@@ -1,7 +1,5 @@
 """Split sums, which several programs share; part of the pass ``blockwise``.
 
-With ``split_k`` several programs share a sum:
-
     for pid in 0..36 grid:                      for pid in 0..144 grid:
         ...unpack(pid)                              part = pid // 36; ...unpack(pid % 36)
         for step in 0..64:              ->          for turn in 0..16: step = part*16 + turn

@@ -21,10 +21,8 @@ a product then uses what is there:
     acc_0 = acc_0 + a_0_1 * b_1
     acc_1 = acc_1 + a_1_0 * b_0
 
-Positions and window elements that are written out (``regs=w.kw``) read the same elements: 8 positions of
-a row and a window of 7 have 56 products, of 14 elements. Indices are equal if they simplify to the same
-expression, loads if tensor, address and mask are equal. Loads of a tensor that the kernel stores to are
-not shared. A constant index is replaced by its number.
+Indices are equal if they simplify to the same expression, loads if tensor, address and mask are equal.
+Loads of a tensor that the kernel stores to are not shared. A constant index is replaced by its number.
 
 Where sizes are arguments, few masks are proved to hold, and those of one address differ. An element that
 was loaded under a weaker mask is then not loaded again:

@@ -7,10 +7,9 @@
     acc_1 = acc_1 + i32(a_4) * i32(b_3)             acc_0 = products_of_i8_i8(x_0, y_0, acc_0)
                                                     acc_1 = products_of_i8_i8(x_1, y_0, acc_1)
 
-Instead of numbers of 32 bits, multiplied one by one at half the rate of floats, bytes make words, and a
-product is that of two words. A window that slides over a row multiplies the elements of the row in their
-order: every fourth word is made of bytes, the others of two words that follow one another. Where fewer
-than four products are left, the word of the window has zeros, and the other one whatever follows.
+A product is that of two words. A window that slides over a row multiplies its elements in their order:
+every fourth word is made of bytes, the others of two words that follow one another. Where fewer than four
+products are left, the word of the window has zeros, and the other one whatever follows.
 """
 
 from __future__ import annotations

@@ -6,8 +6,7 @@ that an address is one polynomial, which later passes can split; lets that divid
 keep their names. A mask condition that always holds is dropped, and a note of the kernel gives the reason;
 sums of elements that are never loaded are dropped (see ``dead``).
 
-Removes sums of nothing from a kernel whose masks are simplified; part of the pass
-``simplify``.
+Sums of nothing are removed:
 
     acc: f32[m:64, n:32] = 0                            acc: f32[m:64, n:32] = 0
     for step in 0..2:                                   store(C, .., acc)

@@ -21,19 +21,16 @@ the loop of the sum and all statements that do not depend on the iteration:
 
 Where tiles lie inside, the pass ``edges`` gives what was written out a text without the masks of edges.
 
-    in_0 = 0 <= w - 1                          in_0 = 0 <= w - 1
-    in_9 = w + 8 < W                           in_9 = w + 8 < W
-    a_0 = load(A, .., in_m & in_0)             inside = in_0 & in_9
+    in_9 = w + 8 < W                           inside = in_0 & .. & in_9
     ...                                        if inside:
-    a_9 = load(A, .., in_m & in_9)     ->          a_0_in = load(A, .., in_m)
-    acc = acc + a_0 * b                            ...
-                                                   acc = acc + a_0_in * b_in
+    a_9 = load(A, .., in_m & in_9)     ->          a_9_in = load(A, .., in_m)
+    acc = acc + a_9 * b                            ...
+                                                   acc = acc + a_9_in * b_in
                                                else:
                                                    (as before)
 
-Where sizes are arguments, no mask of positions that are written out (``regs``) is known to hold, and each
-costs an instruction a load. But one that has no lanes holds for a whole tile or not at all, and of many
-tiles in a row only the first and the last lie at an edge.
+Where sizes are arguments, no mask is known to hold, and each costs an instruction a load. But one without
+lanes holds for a whole tile or not at all, and few tiles lie at an edge.
 """
 
 from __future__ import annotations
