@@ -22,12 +22,10 @@ from transconv.backend_triton.launch.triton_kernel import programs as programs
 from transconv.backend_triton.miscompiles import Miscompiled as Miscompiled
 from transconv.backend_triton.offline_compilation import BACKENDS as BACKENDS
 from transconv.backend_triton.offline_compilation import Answer as Answer
-from transconv.backend_triton.offline_compilation import Child as Child
 from transconv.backend_triton.offline_compilation import CompileFailure as CompileFailure
 from transconv.backend_triton.offline_compilation import CompileJob as CompileJob
 from transconv.backend_triton.offline_compilation import Compilers as Compilers
 from transconv.backend_triton.offline_compilation import Resources as Resources
-from transconv.backend_triton.offline_compilation import backends_of as backends_of
 from transconv.backend_triton.offline_compilation import compile_offline as compile_offline
 from transconv.backend_triton.offline_compilation import compiles_for as compiles_for
 from transconv.backend_triton.offline_compilation import reason_of as reason_of

@@ -34,10 +34,7 @@ from transconv.compute.batch import samples as samples
 from transconv.compute.batch import with_reference as with_reference
 from transconv.compute.batch import with_samples as with_samples
 from transconv.compute.compute import Compute as Compute
-from transconv.compute.elementwise import ACTIVATION_ROWS as ACTIVATION_ROWS
 from transconv.compute.elementwise import ACTIVATIONS as ACTIVATIONS
-from transconv.compute.elementwise import BINARY_ROWS as BINARY_ROWS
-from transconv.compute.elementwise import FUNCTION_ROWS as FUNCTION_ROWS
 from transconv.compute.elementwise import OPS as OPS
 from transconv.compute.elementwise import Op as Op
 from transconv.compute.elementwise import named as named
@@ -53,7 +50,6 @@ from transconv.compute.evaluation import Answer as Answer
 from transconv.compute.evaluation import execute as execute
 from transconv.compute.evaluation import outside as outside
 from transconv.compute.expressions import COORDINATES as COORDINATES
-from transconv.compute.expressions import Coordinate as Coordinate
 from transconv.compute.kernel_split import kernels as kernels
 from transconv.compute.kernel_split import why_not_lowered as why_not_lowered
 from transconv.compute.parser import END as END
@@ -76,7 +72,6 @@ from transconv.compute.steps import Read as Read
 from transconv.compute.steps import Reduction as Reduction
 from transconv.compute.steps import Step as Step
 from transconv.compute.steps import Sweep as Sweep
-from transconv.compute.steps import Sweeps as Sweeps
 from transconv.compute.steps import Value as Value
 from transconv.compute.steps import Write as Write
 from transconv.compute.steps import counted as counted

@@ -11,7 +11,6 @@ from transconv.conv.compensation import zero_sums_shape as zero_sums_shape
 from transconv.conv.compiler import CompiledDirection as CompiledDirection
 from transconv.conv.compiler import LayerRegistry as LayerRegistry
 from transconv.conv.compiler import build as build
-from transconv.conv.compiler import plan_steps as plan_steps
 from transconv.conv.conv_problem import ConvProblem as ConvProblem
 from transconv.conv.conv_problem import Prop as Prop
 from transconv.conv.conv_problem import TensorSpec as TensorSpec
@@ -21,7 +20,6 @@ from transconv.conv.descriptor import for_weights as for_weights
 from transconv.conv.descriptor import parse_descriptor as parse_descriptor
 from transconv.conv.descriptor import print_descriptor as print_descriptor
 from transconv.conv.descriptor import why_not_multiplied as why_not_multiplied
-from transconv.conv.descriptor import write_tags as write_tags
 from transconv.conv.epilogue import MOST_OPERATIONS as MOST_OPERATIONS
 from transconv.conv.epilogue import Epilogue as Epilogue
 from transconv.conv.epilogue import known as known
@@ -46,7 +44,6 @@ from transconv.conv.relation import marked as marked
 from transconv.conv.relation import reading as reading
 from transconv.conv.spotcheck import examine as examine
 from transconv.conv.spotcheck import sampled as sampled
-from transconv.conv.spotcheck import spot_check as spot_check
 from transconv.conv.workload import ConvWorkload as ConvWorkload
 from transconv.conv.workload import bias_sums as bias_sums
 from transconv.conv.workload import computable as computable

@@ -3,17 +3,26 @@
 In: a schedule, a computation, a target. Out: an estimate. Knows: schedule and what is below it.
 """
 
-from transconv.cost.fetches import aligned as aligned
-from transconv.cost.fetches import along_sum as along_sum
-from transconv.cost.fetches import within_groups as within_groups
-from transconv.cost.issue import ACCESS as ACCESS
-from transconv.cost.model import AtSizes as AtSizes
-from transconv.cost.model import CostFormula as CostFormula
-from transconv.cost.model import estimate as estimate
-from transconv.cost.registers import spills as spills
-from transconv.cost.symbolic_cost import Lines as Lines
-from transconv.cost.symbolic_cost import Number as Number
-from transconv.cost.work import ASYNCHRONOUS as ASYNCHRONOUS
-from transconv.cost.work import Work as Work
-from transconv.cost.work import count as count
-from transconv.cost.work import is_small as is_small
+from transconv.cost.fetches import aligned, along_sum, within_groups
+from transconv.cost.issue import ACCESS
+from transconv.cost.model import AtSizes, CostFormula, estimate
+from transconv.cost.registers import spills
+from transconv.cost.symbolic_cost import Lines, Number
+from transconv.cost.work import ASYNCHRONOUS, Work, count, is_small
+
+__all__ = [
+    "ACCESS",
+    "ASYNCHRONOUS",
+    "AtSizes",
+    "CostFormula",
+    "Lines",
+    "Number",
+    "Work",
+    "aligned",
+    "along_sum",
+    "count",
+    "estimate",
+    "is_small",
+    "spills",
+    "within_groups",
+]

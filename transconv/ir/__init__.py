@@ -44,7 +44,6 @@ from transconv.ir.expr import Expr as Expr
 from transconv.ir.expr import FloorDiv as FloorDiv
 from transconv.ir.expr import Lane as Lane
 from transconv.ir.expr import Le as Le
-from transconv.ir.expr import Like as Like
 from transconv.ir.expr import Logic as Logic
 from transconv.ir.expr import Lt as Lt
 from transconv.ir.expr import Max as Max
@@ -58,7 +57,6 @@ from transconv.ir.expr import Or as Or
 from transconv.ir.expr import Shl as Shl
 from transconv.ir.expr import Shr as Shr
 from transconv.ir.expr import Sub as Sub
-from transconv.ir.expr import Unary as Unary
 from transconv.ir.expr import Var as Var
 from transconv.ir.expr import Xor as Xor
 from transconv.ir.expr import as_expr as as_expr
@@ -139,7 +137,6 @@ from transconv.ir.stmt import DOT_ASYNC as DOT_ASYNC
 from transconv.ir.stmt import DOT_WAIT as DOT_WAIT
 from transconv.ir.stmt import EXPECT as EXPECT
 from transconv.ir.stmt import FENCE as FENCE
-from transconv.ir.stmt import FUNCS as FUNCS
 from transconv.ir.stmt import PART_WAIT as PART_WAIT
 from transconv.ir.stmt import SEND_WAIT as SEND_WAIT
 from transconv.ir.stmt import WAIT as WAIT

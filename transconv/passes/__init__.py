@@ -16,7 +16,6 @@ from transconv.passes.pipeline import TOGETHER as TOGETHER
 from transconv.passes.pipeline import Context as Context
 from transconv.passes.pipeline import Form as Form
 from transconv.passes.pipeline import Pass as Pass
-from transconv.passes.pipeline import Stage as Stage
 from transconv.passes.pipeline import finish as finish
 from transconv.passes.pipeline import forms as forms
 from transconv.passes.pipeline import leave as leave

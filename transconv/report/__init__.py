@@ -4,11 +4,16 @@ In: computations with their schedules, plans and machine code. Out: one self-con
 the runtime and what is below it.
 """
 
-from transconv.report.page import LARGEST as LARGEST
-from transconv.report.page import PrintedTable as PrintedTable
-from transconv.report.page import page as page
-from transconv.report.page import tables_page as tables_page
-from transconv.report.page import write_page as write_page
-from transconv.report.subject import LabeledTime as LabeledTime
-from transconv.report.subject import Section as Section
-from transconv.report.subject import Subject as Subject
+from transconv.report.page import LARGEST, PrintedTable, page, tables_page, write_page
+from transconv.report.subject import LabeledTime, Section, Subject
+
+__all__ = [
+    "LARGEST",
+    "LabeledTime",
+    "PrintedTable",
+    "Section",
+    "Subject",
+    "page",
+    "tables_page",
+    "write_page",
+]

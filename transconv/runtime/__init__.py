@@ -4,7 +4,6 @@ In: a workload, a target. Out: a plan whose first result was checked. Knows: eve
 """
 
 from transconv.backend_triton import torch_internals as torch_internals
-from transconv.runtime.cache_bundle import BundleContents as BundleContents
 from transconv.runtime.cache_bundle import info as info
 from transconv.runtime.cache_bundle import pack as pack
 from transconv.runtime.cache_bundle import unpack as unpack
@@ -33,7 +32,6 @@ from transconv.runtime.compilation.plan_request import Waiting as Waiting
 from transconv.runtime.compilation.plan_request import collect as collect
 from transconv.runtime.compilation.plan_request import collecting as collecting
 from transconv.runtime.compilation.plan_request import is_collecting as is_collecting
-from transconv.runtime.compilation.recompilation import Compared as Compared
 from transconv.runtime.compilation.recompilation import compare as compare
 from transconv.runtime.compiler import build as build
 from transconv.runtime.compiler import build_compute as build_compute

@@ -5,7 +5,6 @@ In: a computation, a target, a schedule. Out: None, or why not in a sentence. Kn
 
 from transconv.schedule.counts import QUAD as QUAD
 from transconv.schedule.counts import ROWS as ROWS
-from transconv.schedule.counts import WARP_GROUP as WARP_GROUP
 from transconv.schedule.counts import ahead as ahead
 from transconv.schedule.counts import ahead_bytes as ahead_bytes
 from transconv.schedule.counts import by_tile as by_tile
@@ -15,7 +14,6 @@ from transconv.schedule.counts import k_steps as k_steps
 from transconv.schedule.counts import lanes as lanes
 from transconv.schedule.counts import moves_sums as moves_sums
 from transconv.schedule.counts import needed as needed
-from transconv.schedule.counts import product_columns as product_columns
 from transconv.schedule.counts import programs as programs
 from transconv.schedule.counts import sides as sides
 from transconv.schedule.counts import tile as tile
@@ -42,7 +40,6 @@ from transconv.schedule.tiles.merging import inner_feature as inner_feature
 from transconv.schedule.tiles.packing import FEATURES as FEATURES
 from transconv.schedule.tiles.packing import diagonal as diagonal
 from transconv.schedule.tiles.packing import innermost as innermost
-from transconv.schedule.tiles.packing import reads_along as reads_along
 from transconv.schedule.tiles.packing import row_of as row_of
 from transconv.schedule.tiles.packing import rows_of_features as rows_of_features
 from transconv.schedule.tiles.packing import wants_rounding as wants_rounding
@@ -55,20 +52,15 @@ from transconv.schedule.tiles.partial_results import divided as divided
 from transconv.schedule.tiles.partial_results import finishes as finishes
 from transconv.schedule.tiles.partial_results import groups as groups
 from transconv.schedule.tiles.partial_results import kept as kept
-from transconv.schedule.tiles.partial_results import left_bytes as left_bytes
 from transconv.schedule.tiles.partial_results import part_spaces as part_spaces
 from transconv.schedule.tiles.partial_results import parts_of as parts_of
-from transconv.schedule.tiles.partial_results import reduced_sides as reduced_sides
 from transconv.schedule.tiles.partial_results import told as told
 from transconv.schedule.tiles.partial_results import within as within
 from transconv.schedule.tiles.partial_results import within_places as within_places
-from transconv.schedule.tiles.shared_memory import behind_bytes as behind_bytes
 from transconv.schedule.tiles.shared_memory import boxes_behind as boxes_behind
 from transconv.schedule.tiles.shared_memory import in_place as in_place
 from transconv.schedule.tiles.shared_memory import result_boxes as result_boxes
-from transconv.schedule.tiles.shared_memory import result_bytes as result_bytes
 from transconv.schedule.tiles.shared_memory import shared_bytes as shared_bytes
-from transconv.schedule.tiles.shared_memory import tiles_of_a_stage as tiles_of_a_stage
 from transconv.schedule.tiles.shared_memory import told_behind as told_behind
 from transconv.schedule.tiles.shared_memory import transposed_bytes as transposed_bytes
 from transconv.schedule.tiles.shared_memory import why_not_behind as why_not_behind

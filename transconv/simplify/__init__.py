@@ -4,22 +4,32 @@ In: an expression and what is known of its variables. Out: a shorter one, a rang
 Knows: the IR.
 """
 
-from transconv.simplify.facts import Facts as Facts
-from transconv.simplify.facts import facts_of as facts_of
-from transconv.simplify.fixpoint import one_value as one_value
-from transconv.simplify.fixpoint import prove as prove
-from transconv.simplify.fixpoint import reason as reason
-from transconv.simplify.fixpoint import simplify as simplify
-from transconv.simplify.fixpoint import witnessed as witnessed
-from transconv.simplify.linear_bounds import greatest as greatest
-from transconv.simplify.linear_bounds import is_inside as is_inside
-from transconv.simplify.linear_bounds import linear_range as linear_range
-from transconv.simplify.points import range_at_points as range_at_points
-from transconv.simplify.presburger import Verdict as Verdict
-from transconv.simplify.presburger import decide as decide
-from transconv.simplify.presburger import truths_at_points as truths_at_points
-from transconv.simplify.ranges import Range as Range
-from transconv.simplify.ranges import multiple_of as multiple_of
-from transconv.simplify.ranges import range_of as range_of
-from transconv.simplify.translation import from_sympy as from_sympy
-from transconv.simplify.translation import to_sympy as to_sympy
+from transconv.simplify.facts import Facts, facts_of
+from transconv.simplify.fixpoint import one_value, prove, reason, simplify, witnessed
+from transconv.simplify.linear_bounds import greatest, is_inside, linear_range
+from transconv.simplify.points import range_at_points
+from transconv.simplify.presburger import Verdict, decide, truths_at_points
+from transconv.simplify.ranges import Range, multiple_of, range_of
+from transconv.simplify.translation import from_sympy, to_sympy
+
+__all__ = [
+    "Facts",
+    "Range",
+    "Verdict",
+    "decide",
+    "facts_of",
+    "from_sympy",
+    "greatest",
+    "is_inside",
+    "linear_range",
+    "multiple_of",
+    "one_value",
+    "prove",
+    "range_at_points",
+    "range_of",
+    "reason",
+    "simplify",
+    "to_sympy",
+    "truths_at_points",
+    "witnessed",
+]

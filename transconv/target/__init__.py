@@ -3,11 +3,9 @@
 In: a name or a device. Out: a Target. Knows: element types and the environment, nothing of computations.
 """
 
-from transconv.target.matrix_units import Mma as Mma
 from transconv.target.records import L2_GBS as L2_GBS
 from transconv.target.records import TARGETS as TARGETS
 from transconv.target.records import Constants as Constants
-from transconv.target.records import Issue as Issue
 from transconv.target.records import Rates as Rates
 from transconv.target.records import Target as Target
 from transconv.target.records import detect as detect
