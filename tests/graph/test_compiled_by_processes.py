@@ -66,7 +66,7 @@ def chip(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for forget in (
         compiler.forget,
         async_compile.forget,
-        candidates.forget_lists,
+        candidates.forget,
         compiled_launch._launches.clear,
     ):
         forget()

@@ -44,7 +44,7 @@ def ranked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def listed(prop: Prop = Prop.FWD, count: int = 8, target: str = "sm_90") -> list[Listed]:
     compute = computes(DENSE, prop)[0]
-    candidates.forget_lists()  # as a new process begins
+    candidates.forget()  # as a new process begins
     return candidates.shortlist(count, compute, TARGETS[target], ConvWorkload(DENSE, prop))
 
 

@@ -50,13 +50,13 @@ def listing(asm: Mapping[str, Any]) -> str:
 
 
 def _read(cubin: bytes) -> str:
-    from triton import knobs
+    from triton.knobs import nvidia
 
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
         said = subprocess.run(
-            [knobs.nvidia.cuobjdump.path, "-sass", file.name], capture_output=True, text=True, check=True
+            [nvidia.cuobjdump.path, "-sass", file.name], capture_output=True, text=True, check=True
         )
     return "\n".join(f"{at}\t{what}" for at, what in _INSTRUCTION.findall(said.stdout))
 

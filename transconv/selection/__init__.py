@@ -3,16 +3,8 @@
 In: a computation of a workload, a target. Out: schedules, best first, and why. Knows: cost, schedule.
 """
 
-from transconv.selection.candidates import (
-    HELD,
-    Listed,
-    completed,
-    estimated,
-    forget_lists,
-    shortlist,
-    spread,
-    stamp,
-)
+from transconv.selection.candidates import HELD, Listed, completed, estimated, shortlist, spread, stamp
+from transconv.selection.candidates import forget as forget_lists
 from transconv.selection.choice import schedule_of_user
 from transconv.selection.same_bits import grouped_alike, with_same_bits
 from transconv.selection.transfer import believable, fitted

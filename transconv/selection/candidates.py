@@ -95,7 +95,7 @@ def _is_alone(compute: Compute, target: Target, workload: Workload) -> bool:
 _listed: Cache[str, list[Listed]] = Cache("shortlists", LIMIT)
 
 
-def forget_lists() -> None:
+def forget() -> None:
     """Clear the lists in memory."""
     _listed.forget()
     _estimated.cache_clear()
