@@ -355,3 +355,51 @@ def test_dims_in_another_order_do_not_cost_the_schedule(prop: Prop) -> None:
         like(p, "wei"),
     )
     assert plan(kernel).why == compiler.plan(p, prop, H200).why
+
+
+@pytest.mark.parametrize("images", [32, 24])
+def test_a_factor_that_a_later_kernel_stores_is_stored_before(images: int) -> None:
+    """By its price: the gradient of a weight would compute what that of the image reads in boxes."""
+    rest = [[1, 1], [1, 1], [1, 1], False, [0, 0], 1]
+    back = torch.ops.aten.convolution_backward
+
+    def gradients(g: Any, y: Any, x: Any, w: Any) -> Any:
+        grad = (g.float() * 0.5 - y.float() * 0.25).to(torch.bfloat16)
+        weight = back(grad, x, w, None, *rest, [False, True, False])[1]
+        return weight, back(grad, x, w, None, *rest, [True, False, False])[0]
+
+    p = ConvProblem.parse(f"mb{images}ic128ih28oc128oh28kh3ph1 dt=bf16 tag=nhwc")
+    found = kernels(gradients, *(like(p, name) for name in ("dst", "dst", "src", "wei")))
+    assert [k.group.name for k in found] == ["mul_sub", "weight_gradient", "input_gradient"]
+
+
+@pytest.mark.parametrize(("images", "size", "wide"), [(32, 56, 64), (16, 56, 64)])
+def test_sums_of_columns_leave_with_a_product(images: int, size: int, wide: int) -> None:
+    """A kernel that reads a gradient again for the sums of two batch norms takes twice as long as its
+    bytes."""
+
+    def gradients(g: Any, w: Any, rest: Any, x: Any, y: Any) -> Any:
+        back = torch.ops.aten.convolution_backward
+        made = back(g, rest, w, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1, [True, False, False])[0]
+        made = torch.where(rest <= 0, 0, made + rest).float()
+        total = made.sum([0, 2, 3], True) * 0.1
+        return [
+            (made - total - z * (made * z).sum([0, 2, 3], True) * 0.2).to(torch.bfloat16) for z in (x, y)
+        ]
+
+    p = ConvProblem.parse(f"mb{images}ic{4 * wide}ih{size}oc{wide}oh{size}kh1ph0 dt=bf16 tag=nhwc")
+    found = kernels(gradients, *(like(p, name) for name in ("dst", "wei", "src", "src", "src")))
+    assert [len(k.group.statistics) for k in found] == [3, 0]
+
+
+@pytest.mark.parametrize(("rows", "wide"), [(25088, 192), (1568, 768)])
+def test_a_sum_of_columns_that_is_applied_to_nothing_leaves(rows: int, wide: int) -> None:
+    """The gradient of a bias: no kernel that applies it has its columns in registers anyway."""
+
+    def gradients(g: Any, w: Any, y: Any) -> Any:
+        made = torch.ops.aten.gelu_backward(g @ w, y)
+        return made, made.sum(0, dtype=torch.float32), made @ w.t()
+
+    shapes = (rows, wide), (wide, 4 * wide), (rows, 4 * wide)
+    found = kernels(gradients, *((s, (s[1], 1), torch.bfloat16) for s in shapes))
+    assert [len(k.group.statistics) for k in found] == [1, 0]

@@ -146,3 +146,34 @@ def test_what_only_a_statistic_needs_is_not_stored(monkeypatch: pytest.MonkeyPat
     first = parse(texts[0])
     assert [len(first.statistics), len(first.writes)] == [1, 2]
     assert report_.kernels[0].operations[:2] == ("convolution", "bias")
+
+
+class Masked(nn.Module):
+    """The gradient of a convolution behind those of an activation and of a batch norm, in bf16."""
+
+    def forward(self, g: Tensor, w: Tensor, active: Tensor, x: Tensor) -> Tensor:
+        made = nn.functional.conv_transpose2d(g, w, padding=1)
+        made = torch.where(active <= 0, 0, made).float()
+        dims = [0, 2, 3]
+        total, dot = made.sum(dims, keepdim=True), (made * x).sum(dims, keepdim=True)
+        return (made - total * 0.1 - x * dot * 0.2).bfloat16()
+
+
+@pytest.mark.parametrize(("images", "size"), [(2, 6), (3, 5)])
+def test_what_others_need_beside_a_statistic_is_stored(
+    images: int, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The masked gradient, which the norm reads: neither the mask nor what it masks. Its numbers are those
+    of f64."""
+    monkeypatch.setattr(region_kernels, "why_again", lambda kernel, rates: "")
+    torch.manual_seed(size)
+    shapes = (images, 4, size, size), (4, 8, 3, 3), *[(images, 8, size, size)] * 2
+    given = [torch.randn(s).bfloat16() for s in shapes]
+    run: Any = torch.compile(Masked(), backend=backend, options={"rest": "eager"})
+    with by_meaning() as texts, torch.no_grad():
+        made, meant = run(*given), Masked()(*(x.double() for x in given))
+    torch.testing.assert_close(made.float(), meant.float(), rtol=2e-2, atol=6e-2)
+    product, norm = (parse(t) for t in texts)
+    assert [len(product.statistics), len(product.writes)] == [2, 3]
+    assert {v.tensor.dtype.name for v in norm.views()} == {"bf16", "f32"}
+    assert sum(v.tensor.shape == (images, 8, size * size) for v in norm.views()) == 3

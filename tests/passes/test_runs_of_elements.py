@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tests.stages import SM90
@@ -22,7 +24,7 @@ def job(features: int, dtype: str) -> CompileJob:
     return job_of(step, SM90)
 
 
-def as_named(pass_: simplification._Simplify, at: Load) -> Expr:
+def as_named(pass_: simplification._Simplify, at: Load, mask: Expr) -> Expr:
     return pass_.index(at.offset)
 
 
@@ -35,3 +37,11 @@ def test_registers(features: int, dtype: str, monkeypatch: pytest.MonkeyPatch) -
     found = compile_offline([written, job(features, dtype)])
     runs, named = (x.registers for x in found if isinstance(x, Resources) and x.spill_bytes == 0)
     assert runs <= named * 9 / 8  # as the record of registers allows
+
+
+@pytest.mark.parametrize("patch", [16, 14, 8, 4])
+def test_patches(patch: int) -> None:
+    """Of windows that no edge cuts: of three features, too, each row is one run."""
+    problem = ConvProblem.parse(f"mb8ic3ih224oc64oh{224 // patch}kh{patch}sh{patch} dt=bf16 tag=nhwc")
+    (step,) = compiler.build(problem, Prop.FWD, SM90, TILE).steps
+    assert not re.search(r"(//|%) 3\b", step.triton.source)

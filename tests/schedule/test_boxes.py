@@ -33,6 +33,14 @@ CASES = [
     ("mb2ic16ih9oc16oh3kh3sh3ph0", FWD, f"mb:2 oh:4 ow:2 oc:16 ic:16 | {BOXED} programs=2"),
     ("mb2ic16id4oc16od4kd3pd1", FWD, f"mb:1 od:2 oh:2 ow:4 oc:16 ic:16 | {BOXED}"),
     ("mb2ic16ih9oc16oh9kh3ph2dh1", FWD, f"mb:1 oh:4 ow:4 oc:16 ic:16 | {BOXED}"),
+    ("mb2ic4ih10oc16oh4kh4sh2ph0", FWD, f"mb:1 oh:4 ow:4 oc:16 kw.ic:16 | {BOXED}"),
+    ("mb2ic4ih12oc16oh5kh3sh2ph0", FWD, "oh:2 ow:8 oc:16 kw.ic:16 | a=box c=box swap=1 programs=3"),
+    ("mb2ic3ih24oc24oh3kh8sh8ph0", FWD, f"mb:2 oh:2 ow:4 oc:16 kw.ic:16 | {BOXED}"),
+    ("mb2ic8ih11oc16oh9kh3ph0", FWD, "oh:2 ow:8 oc:16 kw.ic:16 | a=box c=box swap=1"),
+    ("mb2ic3ih24oc24oh3kh8sh8ph0", BWD_D, f"mb:2 qh:2 qw:4 oc:16 rw.ic:32 | {BOXED}"),
+    ("mb2ic4ih10oc16oh4kh4sh2ph0", BWD_W, "mb:1 oh:4 ow:4 oc:16 kw.ic:16 | a=box swap=1"),
+    ("mb2ic3ih24oc24oh3kh8sh8ph0", BWD_W, "mb:2 oh:2 ow:4 oc:16 kw.ic:32 | a=box swap=1 split_k=2"),
+    ("mb2ic4iw22oc16ow8kw8sw2pw0", FWD, f"mb:2 ow:8 oc:16 kw.ic:32 | {BOXED}"),
 ]
 
 
@@ -185,6 +193,14 @@ REFUSALS = [
         "mb:1 oh:8 ow:2 oc:16 ic:16",
         "axb",
         "block oh:8 does not divide 12",
+    ),
+    ("mb2ic4ih12oc16oh6kh4sh2ph1", FWD, "oh:4 ow:4 oc:16 kw.ic:16", "axb", "kw and ow both move along iw"),
+    (
+        "mb2ic3ih10oc16oh4kh4sh2ph0",
+        FWD,
+        "oh:4 ow:4 oc:16 kw.ic:16",
+        "axb",
+        "is not a multiple of 16 bytes",
     ),
 ]
 

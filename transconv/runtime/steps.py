@@ -36,6 +36,7 @@ from transconv.schedule import (
     Scheduled,
     finishes,
     is_copy,
+    is_framed,
     registered_words,
     rounds,
     why_not,
@@ -160,9 +161,11 @@ def _same_copies(mains: Planned, target: Target) -> Planned:
 
 def _second(whole: Scheduled) -> Compute:
     """The computation that adds partial sums. After stream-K it needs the main kernel's tiles, hence its
-    merged groups; otherwise groups are not merged, so that it skips what is off the diagonal."""
+    merged groups; otherwise groups are not merged, and there are no features of a frame, so that it skips
+    what is off the diagonal and what is not stored."""
     schedule = whole.schedule
-    apart = whole if schedule.reduce == "stream" else replace(whole, schedule=replace(schedule, merge=1))
+    plain = replace(schedule, merge=1, pack="" if is_framed(schedule.pack) else schedule.pack)
+    apart = whole if schedule.reduce == "stream" else replace(whole, schedule=plain)
     second = split_k.second(apart.main, schedule)
     return second.through(c=whole.compute.c) if schedule.pack else second
 

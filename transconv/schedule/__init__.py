@@ -44,6 +44,7 @@ from transconv.schedule.tiles.packing import row_of as row_of
 from transconv.schedule.tiles.packing import rows_of_features as rows_of_features
 from transconv.schedule.tiles.packing import wants_rounding as wants_rounding
 from transconv.schedule.tiles.packing import why_not_copied as why_not_copied
+from transconv.schedule.tiles.packing import why_not_framed as why_not_framed
 from transconv.schedule.tiles.packing import why_not_rows as why_not_rows
 from transconv.schedule.tiles.partial_results import PROGRAM as PROGRAM
 from transconv.schedule.tiles.partial_results import along as along
@@ -73,6 +74,7 @@ from transconv.schedule.words import WORDS as WORDS
 from transconv.schedule.words import Such as Such
 from transconv.schedule.words import Word as Word
 from transconv.schedule.words import in_registers as in_registers
+from transconv.schedule.words import is_framed as is_framed
 from transconv.schedule.words import registered_words as registered_words
 from transconv.schedule.words import with_letter as with_letter
 from transconv.schedule.words import without as without

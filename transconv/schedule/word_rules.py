@@ -17,10 +17,16 @@ from transconv.schedule.counts import by_tile, k_steps, lanes, tile
 from transconv.schedule.schedule import Block, Schedule
 from transconv.schedule.tiles.boxes import rows_of
 from transconv.schedule.tiles.merging import why_not_merged
-from transconv.schedule.tiles.packing import view_of, why_not_copied, why_not_rows, why_not_widened
+from transconv.schedule.tiles.packing import (
+    view_of,
+    why_not_copied,
+    why_not_framed,
+    why_not_rows,
+    why_not_widened,
+)
 from transconv.schedule.tiles.partial_results import carried
 from transconv.schedule.tiles.shared_memory import transposed_bytes
-from transconv.schedule.words import has_rows, in_registers, letters, widens
+from transconv.schedule.words import has_rows, in_registers, is_framed, letters, widens
 from transconv.support import has_wide_views, triton_version
 from transconv.target import Target
 
@@ -50,6 +56,8 @@ def why_not_pack(c: Schedule, compute: Compute, target: Target) -> str | None:
             else why_not_widened(compute) or _ragged(c, compute)
         )
         return None if reason is None else f"pack={c.pack}: {reason}"
+    if is_framed(c.pack) and c.reduce == "stream":
+        return f"pack={c.pack}: reduce=stream adds up whole tiles, of which some features are not stored"
     for letter in letters(c.pack):
         gathered = c.unit == "mma" and {"a": c.a, "b": c.b}.get(letter) == "gather"
         if reason := _why_not_letter(c.pack, letter, gathered, compute):
@@ -80,6 +88,8 @@ def _why_not_letter(pack: str, letter: str, gathered: bool, compute: Compute) ->
     reason = (
         why_not_rows(view, compute)
         if has_rows(pack)
+        else why_not_framed(view, compute)
+        if is_framed(pack)
         else why_not_copied(compute, letter, gathered, widens(pack))
     )
     return f"pack={letter}: {reason}" if reason else None

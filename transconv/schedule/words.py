@@ -121,18 +121,19 @@ WAYS = ("gather", "box")
 AXIS = Such(re.compile(r"\w*", re.ASCII).fullmatch, "an axis, such as kh")
 AXES = Such(re.compile(r"(\w+(\.\w+)*)?", re.ASCII).fullmatch, "axes joined by dots, such as kh.kw.c")
 PACKS = Such(
-    re.compile(r"(a|b|c|a\.b|a\.c|b\.c|a\.b\.c|a\.b\.f16|a\.b\.rows|f16)?").fullmatch,
-    "some of a.b.c, in this order, a.b.f16, a.b.rows or f16",
+    re.compile(r"(a|b|c|a\.b|a\.c|b\.c|a\.b\.c|a\.b\.f16|a\.b\.rows|a\.frame|f16)?").fullmatch,
+    "some of a.b.c, in this order, a.b.f16, a.b.rows, a.frame or f16",
 )
 
 
 WIDE = "f16"  # the last part of the value of ``pack`` where copies of 8-bit floats hold f16
 IN_ROWS = "rows"  # the same where copies are rows of summed positions
+FRAMED = "frame"  # the same where the copy has zeros around each image
 
 
 def letters(pack: str) -> list[str]:
     """``a.c`` -> a, c; ``a.b.f16`` -> a, b."""
-    return [x for x in pack.split(".") if x and x not in (WIDE, IN_ROWS)]
+    return [x for x in pack.split(".") if x and x not in (WIDE, IN_ROWS, FRAMED)]
 
 
 def widens(pack: str) -> bool:
@@ -148,6 +149,11 @@ def in_registers(pack: str) -> bool:
 def has_rows(pack: str) -> bool:
     """Whether copies are rows of summed positions."""
     return IN_ROWS in pack.split(".")
+
+
+def is_framed(pack: str) -> bool:
+    """Whether the copy has zeros around each image."""
+    return FRAMED in pack.split(".")
 
 
 def with_letter(pack: str, letter: str) -> str:
@@ -213,7 +219,8 @@ WORDS: tuple[Word, ...] = (
         "Copies these operands first with features innermost (f32: the summed "
         "dimension), as TMA boxes need; `c` copies the result afterwards. Copies in `a.b.f16` hold 8-bit "
         "floats as f16; those in `a.b.rows` have rows of summed positions, once for each column of a "
-        "window. `f16` copies nothing: 8-bit floats become f16 in registers.",
+        "window. The one in `a.frame` has zeros around each image and features in multiples of 16 bytes "
+        "from window to window. `f16` copies nothing: 8-bit floats become f16 in registers.",
         PACKS,
         "each operand is copied once, and named in the order a.b.c",
     ),

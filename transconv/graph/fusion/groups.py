@@ -49,7 +49,7 @@ def _facts(axes: tuple[tuple[str, Length], ...], known: Facts) -> Facts:
 
 class Statistic(NamedTuple):
     """A reduction of a value that rides with a product: the operation of the store, the value, and where
-    it stands. ``applied``: whether something else needs the value, too."""
+    it stands. ``applied``: whether it is applied to the elements of its rows, as norms do."""
 
     op: str
     of: Piece

@@ -351,15 +351,13 @@ def reduce_in_epilogue(piece: Reduced, planner: Planner) -> str:
     place = group.simple(behind(at, piece))
     if (why := _why_not_place(place)) or x.size != group.product.size:
         return why or "it reduces values more often than the product has them"
-    applied = _is_applied(x, planner)
-    alike = Statistic("sum", x, at, applied)
     if op == "squares" and not any(
-        s == alike and group.at[p] == place for p, s in group.statistics.items()
+        s[:3] == ("sum", x, at) and group.at[p] == place for p, s in group.statistics.items()
     ):
         return "its mean does not leave with the product"
     if all(p in group.statistics for p in group.stores):
         planner.hold(_result(x, group, planner))
-    group.statistics[piece] = Statistic(op, x, at, applied)
+    group.statistics[piece] = Statistic(op, x, at, _is_applied(piece, planner))
     group.at[piece] = place
     group.stores.append(piece)
     group.evaluated[piece] = None
@@ -369,15 +367,12 @@ def reduce_in_epilogue(piece: Reduced, planner: Planner) -> str:
 
 def _result(x: Piece, group: FusionGroup, planner: Planner) -> Piece:
     """What is stored beside a statistic of a value: this, but for what only the statistic needs."""
+    alone = True  # whether nothing else needs what was passed
     while x not in planner.outputs and x not in planner.plan.stored:
         own = [y for y in x.operands if planner.home.get(y) is group]
-        alone = (
-            isinstance(x, Mapped)
-            and len(planner.users[x]) == 1
-            and len(own) == 1
-            and (own[0].dtype.itemsize <= x.dtype.itemsize)
-        )
-        if not own or not (alone or viewed(x) or widens(x)):
+        alone &= len(planner.users[x]) == 1
+        narrow = len(own) == 1 and own[0].dtype.itemsize <= x.dtype.itemsize
+        if not own or not ((alone and narrow and isinstance(x, Mapped)) or viewed(x) or widens(x)):
             break
         x = own[0]
     return x
@@ -415,14 +410,14 @@ def _why_not_place(place: Index) -> str:
     return "" if len(names) == len({*names}) else "its places have an axis twice"
 
 
-def _is_applied(x: Piece, planner: Planner) -> bool:
-    """Whether something other than reductions needs all elements of a value."""
-    left, seen = [x], {x}
-    while left:
-        at = left.pop()
-        users = [u for u in planner.users.get(at, []) if not isinstance(u, Reduced)]
-        if at in planner.outputs or any(isinstance(u, ProductSum) or u.size != x.size for u in users):
+def _is_applied(piece: Reduced, planner: Planner) -> bool:
+    """Whether what is reduced are rows of memory, and the result is applied to each of their elements."""
+    x, left, seen = piece.inputs[0], list[Piece]([piece]), set[Piece]()
+    steps = [(like(n), d) for d, n in enumerate(memory_of(x)) if x.shape[d] != 1]
+    while left and steps and min(steps)[1] in piece.dims:
+        users = {u for u in planner.users.get(left.pop(), []) if not isinstance(u, ProductSum)} - seen
+        if any(u.size == x.size for u in users):
             return True
-        left += [u for u in users if u not in seen]
-        seen |= {*users}
+        left += users
+        seen |= users
     return False

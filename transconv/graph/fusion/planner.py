@@ -305,8 +305,9 @@ def _stored(x: Piece, planner: Planner, home: FusionGroup | None) -> tuple[float
     if _is_there(x, planner):
         shared = home is not None and planner.plan.stored.get(x) is home
         return planner.rates.moved(x.bytes) * (SHARED if shared else 1.0), ()
-    times = 1 if x in planner.outputs else 2  # written and read
-    return planner.rates.moved(times * x.bytes), (x,)
+    times = 1 if x in planner.outputs else 2  # written and read, by a kernel that may read what it is of
+    made = () if x in planner.outputs or x in planner.home else sources(x, planner.memory)
+    return planner.rates.moved(times * x.bytes + sum(t.bytes for t in made)), (x,)
 
 
 def _is_there(x: Piece, planner: Planner) -> bool:

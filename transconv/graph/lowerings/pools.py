@@ -19,7 +19,6 @@ from torch.utils.checkpoint import CheckpointPolicy
 from transconv.graph.fusion.index_ir import ConstantValue, Mapped, MovedView, Piece
 from transconv.graph.lowerings import view_indexing
 from transconv.graph.lowerings.table import NodeCall, NotOurs, cast, mapped, piecewise, reduced, row, wide
-from transconv.graph.lowerings.view_indexing import IndexLine, fitted
 from transconv.graph.sizes import Index, Length, SymbolicSize, dense_strides, like
 from transconv.ir import TRUE, Expr, all_of, as_expr, eq, maximum, minimum
 from transconv.runtime import torch_internals
@@ -109,16 +108,15 @@ class MaxPool:
 
     def inside(self, place: Piece) -> Piece:
         """Places in windows; in place of one in the padding, which is first where all elements are -inf,
-        the first element of the image, as torch chooses it."""
+        the first element of the image, as torch chooses it: it is before all others of the image."""
 
         def moved(found: str, *corner: str) -> str:
-            said, below = "", prod(self.window)
+            first, below = "", prod(self.window)
             for d, n in enumerate(self.window):
                 below //= n
-                first = f"max(0, ({self.dilation[d] - 1} - {corner[d]}) // {self.dilation[d]})"
-                own = f"max(({found} // {below}) % {n}, {first})"
-                said = f"{said} + {own}*{below}" if said else f"{own}*{below}"
-            return said
+                own = f"max(0, ({self.dilation[d] - 1} - {corner[d]}) // {self.dilation[d]})*{below}"
+                first = f"{first} + {own}" if first else own
+            return f"max({found}, {first})"
 
         return Mapped(
             shape=place.shape,
@@ -292,17 +290,17 @@ class Stretch(NamedTuple):
     """The windows of one dim: where each begins, how many places the longest has, and which elements are
     in the window of a place; None: all of so many places."""
 
-    begin: IndexLine
+    begin: view_indexing.IndexLine
     most: int
     inside: Callable[[Expr, Expr], Expr] | None
 
 
-def adaptive(size: int, made: int) -> tuple[Stretch, IndexLine]:
+def adaptive(size: int, made: int) -> tuple[Stretch, view_indexing.IndexLine]:
     """The windows that divide a dim into so many, which may overlap; where they end."""
     lengths = {-(-(i + 1) * size // made) - i * size // made for i in range(made)}
-    end = IndexLine(size, size + made - 1, made)
+    end = view_indexing.IndexLine(size, size + made - 1, made)
     return Stretch(
-        IndexLine(size, 0, made),
+        view_indexing.IndexLine(size, 0, made),
         max(lengths),
         None if len(lengths) == 1 else lambda place, i: i < end(place),
     ), end
@@ -346,7 +344,7 @@ def _averaged(x: Piece, sizes: Sequence[Length], made: Sequence[Length], dtype: 
     return over(total, n, lambda at: _lengths(each, at), dtype, "avg_pool")
 
 
-def _lengths(each: Sequence[tuple[Stretch, IndexLine]], at: Index) -> Index:
+def _lengths(each: Sequence[tuple[Stretch, view_indexing.IndexLine]], at: Index) -> Index:
     return tuple(
         end(e) - s.begin(e) if s.inside else as_expr(s.most) for (s, end), e in zip(each, at, strict=True)
     )
@@ -443,9 +441,9 @@ def _taken(index: Piece, dim: int, size: Length, made: Length) -> Stretch:
     flat = values.flatten().numpy()
     if (np.diff(flat) < 0).any() or flat[0] < 0:
         raise NotOurs("places that are in no order")
-    line, places = fitted(flat.astype(np.int64)), np.arange(size)
+    line, places = view_indexing.fitted(flat.astype(np.int64)), np.arange(size)
     first, last = (np.searchsorted(flat, places, side).astype(np.int64) for side in ("left", "right"))
-    if ((last - first) == last[0]).all() and (begin := fitted(first)) is not None:
+    if ((last - first) == last[0]).all() and (begin := view_indexing.fitted(first)) is not None:
         return Stretch(begin, int(last[0]), None)
     if line is None:
         raise NotOurs("places that no division of whole numbers gives")
@@ -453,7 +451,7 @@ def _taken(index: Piece, dim: int, size: Length, made: Length) -> Stretch:
     up, down = (line.up, line.down) if line.up else (1, 0)
     early = (places * down - line.add + up - 1) // up if line.up else 0 * places
     shift = int(np.where(last > first, early - first, 0).max(initial=0))
-    begin = IndexLine(down, (up - 1 - line.add if line.up else 0) - shift * up, up)
+    begin = view_indexing.IndexLine(down, (up - 1 - line.add if line.up else 0) - shift * up, up)
     most = int(np.where(last > first, last - early + shift, 0).max())
     return Stretch(begin, most, lambda place, i: all_of([i >= 0, i < len(flat), eq(line(i), place)]))
 

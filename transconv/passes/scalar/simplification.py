@@ -4,10 +4,7 @@ The pass walks the kernel in program order and gathers facts: the ranges of loop
 values of lets, and conditions of ``assume``. Affine lets (``y = h*2 + kh``) are expanded in addresses, so
 that an address is one polynomial, which later passes can split; lets that divide (``h = m // 28 % 28``)
 keep their names. A mask condition that always holds is dropped, and a note of the kernel gives the reason;
-sums of elements that are never loaded are dropped (see ``dead``).
-
-Removes sums of nothing from a kernel whose masks are simplified; part of the pass
-``simplify``.
+so are sums of elements that are never loaded (``drop_dead_sums``):
 
     acc: f32[m:64, n:32] = 0                            acc: f32[m:64, n:32] = 0
     for step in 0..2:                                   store(C, .., acc)
@@ -39,7 +36,7 @@ def _follows_in_memory(lane: ir.Lane, address: ir.Expr) -> bool:
     return simplify(ir.substitute(address, {lane: lane + 1}) - address) is ir.Const(1)
 
 
-LOADED_BITS = 128  # that a lane loads at once, at most
+MOVED_BITS = 128  # that a lane loads or stores at once, at most
 SHORTEST = 4  # elements of a run between two turns of its mask, so that the compiler had better see it
 
 
@@ -93,21 +90,22 @@ class _Simplify(ScopedMutator):
             return whole
         return simplify(self.affine(e), self.facts)
 
-    def along_lanes(self, at: ir.Load) -> ir.Expr:
-        """The address without the names of lets that have lanes, of all or of one axis, if their divisions
-        cancel and these lanes then follow one another in memory. The compiler loads elements one by one
-        in runs that it does not see; it sees those between multiples of what a lane loads at once, except
-        of bytes. Runs that the mask cuts into pieces of few elements, as the columns of three features at
-        the edge of an image, are left as they are: their lanes would be dealt to a warp, each of which
-        then has a row's address for every row of the tile (on sm_90 223 registers of a stem, not 125)."""
-        named, each = self.index(at.offset), LOADED_BITS // at.tensor.dtype.bits
+    def along_lanes(self, at: ir.Load | ir.Store, mask: ir.Expr) -> ir.Expr:
+        """The address of what is loaded or stored under a mask, without the names of lets that have lanes,
+        of all or of one axis, if their divisions cancel and these lanes then follow one another in memory.
+        The compiler moves elements one by one in runs that it does not see; it sees those between
+        multiples of what a lane moves at once, except of bytes. Runs that the mask cuts into pieces of few
+        elements, as the columns of three features at the edge of an image, are left as they are: their
+        lanes would be dealt to a warp, each of which then has a row's address for every row of the tile
+        (on sm_90 223 registers of a stem, not 125)."""
+        named, each = self.index(at.offset), MOVED_BITS // at.tensor.dtype.bits
         lets = [self.whole(self.defs[v]) for v in ir.free_vars(named) if v in self.defs]
         cuts = [n for e in lets for n in ir.walk(e) if isinstance(n, ir.FloorDiv | ir.Mod)]
         parts = [n.b for n in cuts if ir.find(n, ir.Lane)]
-        if not parts or (each < LOADED_BITS // 8 and all(_is_multiple(b, each) for b in parts)):
+        if not parts or (each < MOVED_BITS // 8 and all(_is_multiple(b, each) for b in parts)):
             return named
         lanes = dict.fromkeys(x for e in lets for x in ir.find(e, ir.Lane))
-        if _shortest_cut(self.whole(at.mask), {*lanes}) < SHORTEST:
+        if _shortest_cut(self.whole(mask), {*lanes}) < SHORTEST:
             return named
         for some in ({*lanes}, *({x} for x in lanes)):
             along = simplify(self._expand(at.offset, {}, partial(self._is_along, some)), self.facts)
@@ -180,7 +178,8 @@ class _Simplify(ScopedMutator):
         return ir.Let(let.var, simplify(let.value, self.facts), let.origin)
 
     def load(self, at: ir.Load) -> ir.Load:
-        return replace(at, offset=self.along_lanes(at), mask=self.mask(at.mask, at.tensor.name))
+        mask = self.mask(at.mask, at.tensor.name)
+        return replace(at, offset=self.along_lanes(at, mask), mask=mask)
 
     def box(self, at: B) -> B:
         """Simplify the corner; expand ``within`` to an expression of lanes alone."""
@@ -192,7 +191,8 @@ class _Simplify(ScopedMutator):
         return self.box(at)
 
     def mutate_Store(self, at: ir.Store) -> ir.Stmt:
-        return ir.Store(at.tensor, self.index(at.offset), at.value, self.mask(at.mask, at.tensor.name))
+        mask = self.mask(at.mask, at.tensor.name)
+        return ir.Store(at.tensor, self.along_lanes(at, mask), at.value, mask)
 
     def mutate_FuncCall(self, at: ir.FuncCall) -> ir.Stmt:
         if at.func is not ir.ATOMIC_ADD:

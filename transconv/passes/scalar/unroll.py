@@ -5,6 +5,9 @@
         a = load(.., kh)                kh_1 = 1;  a_1 = load(.., kh_1)
         acc = acc + a * b               acc = acc + a_1 * b_1
 
+The least of places that are chosen is found from the last one on, by ``at = select(c, 1, at)`` in place of
+``at = min(at, select(c, 1, 3))``: no condition is held meanwhile.
+
 A loop around accumulators (``jam``) is written out statement by statement, so that its iterations share
 the loop of the sum and all statements that do not depend on the iteration:
 
@@ -28,10 +31,9 @@ Where tiles lie inside, the pass ``edges`` gives what was written out a text wit
                                                else:
                                                    (as before)
 
-Positions that are written out (``regs``) have a mask each. Where sizes are numbers, those that always
-hold are dropped; where sizes are arguments, none is known to, and each costs an instruction a load, or one
-for each element where loads are shared. But a mask that has no lanes holds for a whole tile or not at all,
-and of many tiles in a row only the first and the last lie at an edge.
+Where sizes are arguments, no mask of positions that are written out (``regs``) is known to hold, and each
+costs an instruction a load. But one that has no lanes holds for a whole tile or not at all, and of many
+tiles in a row only the first and the last lie at an edge.
 """
 
 from __future__ import annotations
@@ -42,6 +44,7 @@ from dataclasses import replace
 from transconv import ir
 from transconv.passes.scope import ScopedMutator, VariableNames
 from transconv.schedule import LONGEST, Schedule
+from transconv.simplify import simplify
 
 
 def unroll(kernel: ir.Kernel) -> ir.Kernel:
@@ -77,7 +80,26 @@ class _Unroll(ir.Mutator):
         for i in counted:
             names: dict[ir.Var, ir.Expr] = {v: ir.Var(f"{v.name}_{i}", v.type) for v in lets}
             copies.append(ir.substitute(made.body, {made.var: ir.Const(i, made.var.type), **names}))
-        return ir.seq(*copies)
+        return ir.seq(*_least_first(made, counted, copies))
+
+
+def _least_first(loop: ir.For, counted: range, copies: list[ir.Stmt]) -> list[ir.Stmt]:
+    """The iterations of a loop, from the last one if it finds the least of places that rise below the
+    number which stands for none: a place that is chosen then replaces what was found."""
+    *lets, last = ir.statements(loop.body)
+    match last:
+        case ir.Update(at, ir.Min(a, ir.Select(_, place, ir.Const(none)))) if a == at:
+            for let in reversed(lets):
+                place = ir.substitute(place, {let.var: let.value}) if isinstance(let, ir.Let) else at
+        case _:
+            return copies
+    each = [simplify(ir.substitute(place, {loop.var: ir.Const(i, loop.var.type)})) for i in counted]
+    numbers = [*(e.value for e in each if isinstance(e, ir.Const)), none]
+    if len(numbers) <= len(each) or numbers != sorted({*numbers}):
+        return copies
+    first = [m for m in ir.find(ir.seq(*copies[:-1]), ir.Min) if m.a == at]
+    found = {m: replace(m.b, no=at) for m in first if isinstance(m.b, ir.Select)}
+    return [ir.substitute(c, found) for c in reversed(copies)]
 
 
 class _Jam:

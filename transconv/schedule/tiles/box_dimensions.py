@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
 
 from transconv.compute import Compute, axis_facts
-from transconv.ir import Const, DType, Expr, Tensor, Var, free_vars
+from transconv.ir import Const, DType, Expr, Tensor, Var, free_vars, substitute
 from transconv.schedule.schedule import Block, Schedule
-from transconv.simplify import Facts, multiple_of, prove, simplify
+from transconv.simplify import Facts, multiple_of, prove, range_of, simplify
 
 ENGINE_RANK = 5
 ENGINE_EXTENT = 256
@@ -95,6 +96,36 @@ def planes_of(d: Dim, step: int, facts: Facts) -> list[Dim]:
         ),
         Dim(f"{d.name}_plane", step, d.stride, plane, None, 1, plane=True, pitch=d.pitch),
     ]
+
+
+def windows_of(
+    d: Dim, moving: Sequence[Var], schedule: Schedule, compute: Compute, facts: Facts
+) -> list[Dim]:
+    """A dimension that a position and an element of its window move along, as two: in memory windows
+    overlap. None of both may be beyond the end, where an engine that counts windows sees no end.
+
+        i = ow*2 + kw     ->     element kw of window ow, which begins 2 elements after the one before
+    """
+    seen = range_of(d.coord, facts)
+    if len(moving) != 2 or seen.lo is None or seen.hi is None or seen.lo < 0 or seen.hi >= d.size:
+        return []
+    if d.named or any(compute.axis(v.name).extent is not None for v in moving):
+        return []
+    for position, element in (moving, moving[::-1]):
+        step = simplify(substitute(d.coord, {position: position + 1}) - d.coord, facts)
+        if d.coord is not simplify(position * step + element, facts) or not isinstance(step, Const):
+            continue
+        blocks = [schedule.block_of(v.name) for v in (position, element)]
+        if any(b is None for b in blocks) or blocks[0] is blocks[1]:
+            continue
+        sizes, steps = (compute.size(position.name), compute.size(element.name)), (int(step.value), 1)
+        names, lanes = (d.name, f"{d.name}_window"), (position, element)
+        return [
+            Dim(name, size, d.stride * by, v, v, b.extent)
+            for name, size, by, v, b in zip(names, sizes, steps, lanes, blocks, strict=True)
+            if b is not None
+        ]
+    return []
 
 
 def groups_of(d: Dim, block: Block, compute: Compute, facts: Facts) -> list[Dim] | None:

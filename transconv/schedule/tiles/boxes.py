@@ -5,7 +5,8 @@ reads elements outside the tensor as zeros and drops writes there. A view can be
 
 * its mask requires nothing but "inside the tensor";
 * along each dimension at most one block of the tile moves, in steps of 1 (equal steps greater than 1 see
-  the dimension as interleaved planes, or the engine takes every so many-th position of it);
+  the dimension as interleaved planes, or the engine takes every so many-th position of it); or a position
+  and an element of its window, which see it as windows that may overlap;
 * the tensor suits the engine: at most five dimensions, innermost stride 1, other strides multiples of 16
   bytes. Along the innermost dimension a box begins at a multiple of 16 bytes; the GPU stops a kernel that
   breaks this with an illegal instruction.
@@ -51,6 +52,7 @@ from transconv.schedule.tiles.box_dimensions import (
     planes_of,
     whole,
     why_not_dims,
+    windows_of,
 )
 from transconv.simplify import Facts, multiple_of, prove, range_of, simplify
 
@@ -184,7 +186,11 @@ def _dim(
     if not moving:
         return [Dim(name, b.size, b.stride, coord, None, 1, bound=bound, pitch=apart)]
     if len(moving) > 1:
-        return f"lanes {' and '.join(v.name for v in moving)} both move along {name}"
+        whole = Dim(name, b.size, b.stride, coord, None, 1, bound=bound, pitch=apart)
+        return (
+            windows_of(whole, moving, schedule, compute, facts)
+            or f"lanes {' and '.join(v.name for v in moving)} both move along {name}"
+        )
     axis = moving[0]
     block = schedule.block_of(axis.name)
     assert block is not None

@@ -25,6 +25,7 @@ from transconv.schedule.tiles.packing import (
     FEATURES,
     copy_for,
     diagonal,
+    frame_copy,
     innermost,
     over_copies,
     row_copy,
@@ -32,7 +33,7 @@ from transconv.schedule.tiles.packing import (
     view_of,
     workspaces,
 )
-from transconv.schedule.words import has_rows, letters, widens
+from transconv.schedule.words import has_rows, is_framed, letters, widens
 from transconv.simplify import simplify
 from transconv.target import Target
 
@@ -49,8 +50,8 @@ def copies(compute: Compute, pack: str, split: int = 1, unit: str = "mma") -> It
             continue
         view = view_of(compute, letter)
         assert view is not None
-        if has_rows(pack):
-            yield row_copy(view, compute)
+        if has_rows(pack) or is_framed(pack):
+            yield (row_copy if has_rows(pack) else frame_copy)(view, compute)
             continue
         tensor, copied = view.tensor, copy_for(compute, letter, unit, widens(pack))
         inner, feature = innermost(compute, letter, widens(pack)), None

@@ -39,6 +39,14 @@ of its own, in which its first position comes first. What lies outside of the im
 features are outermost, then images and columns of the window. The other operand, which has no window, is
 copied with positions innermost.
 
+Images of few features may be copied with a frame of zeros around them, and with zeros for features that
+are not there, so that windows begin at multiples of 16 bytes and no element of one is masked. Then a row
+of a window is a row of a box (tiles/boxes.py). The computation has the further features, too: they add
+zeros to sums, and of results they are not stored.
+
+    A[n, c, h*2 + kh - 3, w*2 + kw - 3]  -- pack_frame_A -->  A_framed[n, c, h*2 + kh, w*2 + kw]
+        of c < 3                                                  of c < 4
+
 With ``pack=f16`` nothing is copied: the elements of 8 bits become f16 in registers, on their way to the
 matrix unit.
 
@@ -56,13 +64,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
-from math import prod
+from math import lcm, prod
 
 from transconv import ir
 from transconv.compute import Axis, Compute, Read, Reduction, Value, axis_facts, moved
 from transconv.schedule.tiles.merging import inner_feature
-from transconv.schedule.words import has_rows, in_registers, letters, widens
-from transconv.simplify import Facts, multiple_of, simplify
+from transconv.schedule.words import has_rows, in_registers, is_framed, letters, widens
+from transconv.simplify import Facts, multiple_of, prove, range_of, simplify
 
 ROW_ALIGN = 16  # bytes
 FEATURES = 1
@@ -156,8 +164,9 @@ def workspaces(compute: Compute, pack: str, split: int, unit: str = "mma") -> li
     """The tensors that hold the copies of operands, and the one that the main kernel writes to if its
     result is copied afterwards."""
     named = [x for x in letters(pack) if x != "c" or split == 1]
-    if has_rows(pack):
-        return [rows_of(v, compute).tensor for x in named if (v := view_of(compute, x)) is not None]
+    over = rows_of if has_rows(pack) else framed if is_framed(pack) else None
+    if over is not None:
+        return [over(v, compute).tensor for x in named if (v := view_of(compute, x)) is not None]
     return [copy_for(compute, x, unit, widens(pack)) for x in named]
 
 
@@ -202,6 +211,8 @@ def diagonal(view: ir.View, compute: Compute) -> int:
 def over_copies(compute: Compute, pack: str, unit: str = "mma") -> Compute:
     """The computation with views of copies, for the operands in ``pack`` and a unit."""
     seen = compute
+    if is_framed(pack):
+        return over_frame(compute.a, compute)
     for letter in letters(pack):
         view = view_of(seen, letter)
         assert view is not None, f"{compute.name} has no operand {letter}"
@@ -351,6 +362,106 @@ def row_copy(view: ir.View, compute: Compute) -> Compute:
     return replace(found, does="pack")
 
 
+def why_not_framed(view: ir.View, compute: Compute) -> str | None:
+    """None if an operand can be copied with a frame of zeros, else the reason."""
+    name, tensor, facts = view.tensor.name, view.tensor, axis_facts(compute)
+    if compute.named is not None or compute.merge > 1 or compute.part is not None or compute.fill_of(view):
+        return f"{name}: frames are for sizes that are numbers, all phases in one, and zeros around images"
+    if reason := compute.why_not_plain(view):
+        return reason
+    if len(tensor.shape) < 3 or _feature(view, compute) is None:
+        return f"{name} has no dimension of features alone, or no further ones"
+    if tensor.shape[FEATURES] * tensor.dtype.bytes >= ROW_ALIGN:
+        return f"{name} has {tensor.shape[FEATURES]} features, which are a row of 16 bytes without a frame"
+    for d, size in zip(view.dims[2:], tensor.shape[2:], strict=True):
+        seen, inside = range_of(d.coord, facts), facts.assume(d.coord >= 0).assume(d.coord < size)
+        if seen.lo is None or seen.hi is None:
+            return f"{name}: {ir.readable(d.coord)} has no first or no last place"
+        if not all(prove(simplify(part, facts), inside) for part in ir.conjuncts(d.mask)):
+            return f"{name}: the mask {ir.readable(d.mask)} says more than that {d.coord} is inside"
+    return None if _features(view, compute) else f"{name}: no row of windows lies along its last dimension"
+
+
+def _feature(view: ir.View, compute: Compute) -> Axis | None:
+    """The axis that runs through all features of a view, and along no other dimension."""
+    d, others = view.dims[FEATURES], [x for x in view.dims if x is not view.dims[FEATURES]]
+    axis = next((x for x in compute.axes if x.var is d.coord and x.role == "feature"), None)
+    alone = axis and not any(axis.var in ir.free_vars(e) for x in others for e in (x.coord, x.mask))
+    return axis if alone and axis and axis.size == view.tensor.shape[FEATURES] else None
+
+
+def _step(d: ir.ViewDim, compute: Compute) -> int:
+    """How far windows of neighbouring positions are apart along a dimension; 0 if that is no number."""
+    steps = [
+        simplify(ir.substitute(d.coord, {x.var: x.var + 1}) - d.coord, axis_facts(compute))
+        for x in compute.axes
+        if x.role == "position" and x.var in ir.free_vars(d.coord)
+    ]
+    found = steps[0].value if len(steps) == 1 and isinstance(steps[0], ir.Const) else 0
+    return max(0, int(found))
+
+
+def _features(view: ir.View, compute: Compute) -> int:
+    """How many features a framed copy has, so that neighbouring windows begin multiples of 16 bytes apart;
+    0 if windows lie in no row."""
+    step, row, count = _step(view.dims[-1], compute), ROW_ALIGN // view.tensor.dtype.bytes, 1
+    while step and (count < view.tensor.shape[FEATURES] or count * step % row):
+        count *= 2
+    return count if step else 0
+
+
+def framed(view: ir.View, compute: Compute) -> ir.View:
+    """The view of an operand through its framed copy, whose sizes are multiples of the steps between
+    windows, and its rows of 16 bytes. Relies on ``why_not_framed``."""
+    tensor, facts, features = view.tensor, axis_facts(compute), _features(view, compute)
+    ends = [(int(r.lo or 0), int(r.hi or 0)) for d in view.dims[2:] for r in [range_of(d.coord, facts)]]
+    each = [max(1, _step(d, compute)) for d in view.dims[2:]]
+    each[-1] = lcm(each[-1], max(1, ROW_ALIGN // tensor.dtype.bytes // features))
+    sizes = [-(-(hi - lo + 1) // n) * n for (lo, hi), n in zip(ends, each, strict=True)]
+    shape = (tensor.shape[0], features, *sizes)
+    layout = ir.Layout.dense(tensor.dtype, shape, (0, *range(2, len(shape)), FEATURES))
+    places = (
+        ir.ViewDim(simplify(d.coord - lo, facts)) for d, (lo, _) in zip(view.dims[2:], ends, strict=True)
+    )
+    made = ir.Tensor(f"{tensor.name}_framed", tensor.dims, shape, layout, copy_of=tensor.name)
+    return ir.View(made, (*view.dims[:2], *places))
+
+
+def over_frame(view: ir.View, compute: Compute) -> Compute:
+    """The computation over the framed copy of its first operand, with as many features as that has."""
+    over, feature = framed(view, compute), _feature(view, compute)
+    assert feature is not None
+    axes = tuple(replace(x, size=over.tensor.shape[1]) if x is feature else x for x in compute.axes)
+
+    def masked(seen: ir.View) -> ir.View:
+        dims = tuple(
+            replace(d, mask=ir.all_of([d.mask, feature.var < feature.size]))
+            if feature.var in ir.free_vars(d.coord)
+            else d
+            for d in seen.dims
+        )
+        return over if seen is view else ir.View(seen.tensor, dims)
+
+    return replace(compute.over(masked), axes=axes)
+
+
+def frame_copy(view: ir.View, compute: Compute) -> Compute:
+    """The computation that makes the framed copy."""
+    made, facts = framed(view, compute).tensor, axis_facts(compute)
+    batch, feature, *places = (ir.Var(n) for n in made.dims)
+    seen = [ir.ViewDim(batch), ir.ViewDim(feature, feature < view.tensor.shape[FEATURES])]
+    for at, d, size in zip(places, view.dims[2:], view.tensor.shape[2:], strict=True):
+        coord = simplify(at + int(range_of(d.coord, facts).lo or 0))
+        seen.append(ir.ViewDim(coord, ir.all_of([coord >= 0, coord < size])))
+    axes = tuple(
+        Axis(made.dims[d], made.shape[d], "feature" if d == FEATURES else "position")
+        for d in (0, *range(2, len(made.dims)), FEATURES)
+    )
+    whole = ir.View(made, tuple(ir.ViewDim(ir.Var(n)) for n in made.dims))
+    given = ir.View(view.tensor, tuple(seen))
+    return replace(moved(f"pack_frame_{view.tensor.name}", axes, given, whole, compute.math), does="pack")
+
+
 def _row(compute: Compute) -> Axis:
     """The last axis of summed positions."""
     return next(x for x in reversed(compute.axes_of("K")) if x.role == "position")
@@ -360,9 +471,6 @@ def _seen(dim: ir.ViewDim) -> list[ir.Var]:
     """The variables of a coordinate and its mask, in the order of their names."""
     mask = ir.free_vars(dim.mask) if dim.mask is not ir.TRUE else frozenset()
     return sorted(ir.free_vars(dim.coord) | mask, key=lambda v: v.name)
-
-
-__all__ = ["row_copy", "rows_of", "why_not_rows"]
 
 
 def why_not_widened(compute: Compute) -> str | None:

@@ -36,6 +36,7 @@ from transconv.schedule import (
     wants_rounding,
     why_not,
     why_not_copied,
+    why_not_framed,
     why_not_rows,
 )
 from transconv.selection.proposals.maps import elementwise, matrix_vector, transposed_tiles
@@ -44,6 +45,7 @@ from transconv.selection.proposals.tile_shapes import (
     fusable,
     rows_of_positions,
     run_of,
+    runs_of,
     splits,
     summed_rows,
     tilings,
@@ -111,6 +113,7 @@ def products(compute: Compute, target: Target) -> Iterator[Schedule]:
             yield from _packed(compute, target)
             yield from _widened(compute, target)
             yield from _in_rows(compute, target)
+            yield from _framed(compute, target)
     else:
         yield from elementwise(compute, target)
         yield from sliding(compute, target)
@@ -223,29 +226,34 @@ def _boxes(compute: Compute, target: Target) -> Iterator[Schedule]:
     }
     depth = ROW * 8 // bits
     positions = {kind: all(x.role == "position" for x in wide[kind]) for kind in "MNK"}
-    runs = {kind: run_of(wide[kind], compute) for kind in "MNK"}
+    runs = {kind: runs_of(wide[kind], compute) for kind in "MNK"}
     if positions["M"]:
         whole = tuple(x.name for x in wide["M"])
         innermost = ((wide["K"][-1].name,), wide["K"][-1].size)
-        for summed in dict.fromkeys((runs["K"], innermost)):
-            for m, n, k in itertools.product((64, 128, 256), extents(runs["N"]), extents(summed, depth)):
+        for summed, columns in itertools.product(dict.fromkeys((*runs["K"], innermost)), runs["N"]):
+            for m, n, k in itertools.product((64, 128, 256), extents(columns), extents(summed, depth)):
                 for tiling in [
                     (Block(whole, m),),
                     *tilings(wide["M"], m, 3),
                     *rows_of_positions(wide["M"], m, compute.c, compute),
                 ]:
-                    blocks = (*tiling, Block(runs["N"][0], n), Block(summed[0], k))
+                    blocks = (*tiling, Block(columns[0], n), Block(summed[0], k))
                     yield from _box_words(blocks, m, n, compute, target)
     elif positions["K"]:
         whole = tuple(x.name for x in wide["K"])
-        for m, n, k in itertools.product(extents(runs["M"]), extents(runs["N"]), (depth,)):
-            for tiling in [
-                (Block(whole, k),),
-                *tilings(wide["K"], k, 2),
-                *summed_rows(wide["K"], k, compute),
-                *rows_of_positions(wide["K"], k, compute.a, compute),
-            ]:
-                blocks = (Block(runs["M"][0], m), Block(runs["N"][0], n), *tiling)
+        for rows, columns in itertools.product(runs["M"], runs["N"]):
+            most = 64 if len(rows[0]) > 1 else 256  # a row of a window may fill no more than 32
+            for m, n, tiling in itertools.product(
+                extents(rows, most),
+                extents(columns),
+                [
+                    (Block(whole, depth),),
+                    *tilings(wide["K"], depth, 2),
+                    *summed_rows(wide["K"], depth, compute),
+                    *rows_of_positions(wide["K"], depth, compute.a, compute),
+                ],
+            ):
+                blocks = (Block(rows[0], m), Block(columns[0], n), *tiling)
                 yield from _box_words(blocks, m, n, compute, target)
 
 
@@ -266,6 +274,8 @@ def _box_words(
     )
     if why_not(schedule, compute, target):
         schedule = schedule.with_words(c="gather")
+        if any(len(b.axes) > 1 and compute.axis(b.first).role == "window" for b in blocks):
+            schedule = schedule.with_words(b="gather")  # rows of windows alone suit the engine
         if why_not(schedule, compute, target):
             return
     ways = [schedule]
@@ -353,6 +363,17 @@ def _in_rows(compute: Compute, target: Target) -> Iterator[Schedule]:
     over = Scheduled(compute, Schedule(pack=pack), target).main
     ways = explicit if "wgmma" in target.features else _boxes
     yield from (schedule.with_words(pack=pack) for schedule in ways(over, target))
+
+
+def _framed(compute: Compute, target: Target) -> Iterator[Schedule]:
+    """Products over a copy of images of few features, with zeros around them. The copy is worth it where
+    its rows are read at many positions of a window. Bytes do not lie along the sum in it."""
+    pack, view = "a.frame", compute.a
+    if not compute.sums_positions or view.tensor.dtype.bits == 8 or why_not_framed(view, compute):
+        return
+    over = Scheduled(compute, Schedule(pack=pack), target).main
+    for ways in (_matrix, _boxes, explicit):
+        yield from (schedule.with_words(pack=pack) for schedule in ways(over, target))
 
 
 LANES = (64, 128, 256, 512, 1024, 32, 16)

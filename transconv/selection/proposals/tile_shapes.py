@@ -67,9 +67,10 @@ def _of_patches(axes: tuple[Axis, ...], compute: Compute) -> list[tuple[str, ...
     return [tuple(x.name for x in sorted(axes, key=lambda x: -abs(weights[x.name])))]
 
 
-def _one_run(axes: tuple[Axis, ...], compute: Compute) -> bool:
-    """Whether the axes are contiguous, in row-major order, in each tensor that varies along them."""
-    for view in (compute.a, compute.b, compute.c):
+def _one_run(axes: tuple[Axis, ...], compute: Compute, stored: bool = True) -> bool:
+    """Whether the axes are contiguous, in row-major order, in each tensor that varies along them; in the
+    result, too, if ``stored``."""
+    for view in (compute.a, compute.b, compute.c if stored else None):
         if view is None:
             continue
         strides = axis_strides(view, compute)
@@ -142,6 +143,19 @@ def run_of(axes: tuple[Axis, ...], compute: Compute) -> Run:
     """All axes if they are contiguous in memory, else the innermost one."""
     run = axes if _one_run(axes, compute) else axes[-1:]
     return tuple(x.name for x in run), prod(x.size for x in run)
+
+
+SHORT_ROW = 32  # bytes of features, of which a box would take the engine as long as a row
+
+
+def runs_of(axes: tuple[Axis, ...], compute: Compute) -> list[Run]:
+    """``run_of``, and a row of the window with its features, where these are few and both follow one
+    another in the operands."""
+    wide, found = tuple(x for x in axes if x.size > 1)[-2:], [run_of(axes, compute)]
+    few = len(wide) == 2 and wide[1].size * compute.a.tensor.dtype.bytes <= SHORT_ROW
+    if few and wide[0].role == "window" and _one_run(wide, compute, stored=False):
+        found.append((tuple(x.name for x in wide), prod(x.size for x in wide)))
+    return [*dict.fromkeys(found)]
 
 
 def extents(run: Run, most: int = 256) -> tuple[int, ...]:

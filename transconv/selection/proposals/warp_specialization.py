@@ -41,6 +41,7 @@ from transconv.selection.proposals.tile_shapes import (
     fewest_parts,
     rows_of_positions,
     run_of,
+    runs_of,
     summed_rows,
     tilings,
 )
@@ -74,9 +75,9 @@ def explicit(compute: Compute, target: Target) -> Iterator[Schedule]:
 def _over_positions(
     compute: Compute, target: Target, wide: dict[str, tuple[Axis, ...]]
 ) -> Iterator[Schedule]:
-    columns, row = run_of(wide["N"], compute), ROW // compute.a.tensor.dtype.bytes
+    runs, row = runs_of(wide["N"], compute), ROW // compute.a.tensor.dtype.bytes
     whole = tuple(x.name for x in wide["M"])
-    for summed, (m, n) in itertools.product(_sums(wide["K"], compute), SHAPES):
+    for columns, summed, (m, n) in itertools.product(runs, _sums(wide["K"], compute), SHAPES):
         if n not in extents(columns):
             continue
         for k in extents(summed, row):
@@ -91,11 +92,11 @@ def _over_positions(
 
 
 def _sums(axes: tuple[Axis, ...], compute: Compute) -> list[Run]:
-    """The axes of a block of the sum: a whole contiguous run, or, of operands of 8 bits, the innermost
-    axis alone as well (a window and its features together are no box if positions overlap)."""
-    run = run_of(axes, compute)
+    """The axes of a block of the sum: a whole contiguous run, of few features also a row of the window,
+    or, of operands of 8 bits, the innermost axis alone as well."""
     alone: Run = ((axes[-1].name,), axes[-1].size)
-    return [run] if compute.a.tensor.dtype.bits > 8 else [*dict.fromkeys([run, alone])]
+    bytes_ = [alone] if compute.a.tensor.dtype.bits == 8 else []
+    return [*dict.fromkeys([*runs_of(axes, compute), *bytes_])]
 
 
 def _summing_positions(
@@ -132,7 +133,7 @@ def _piles(compute: Compute, axes: tuple[Axis, ...]) -> list[Run]:
     found: list[Run] = [((features[0].name,), features[0].size)]
     if len(axes) > 1 and features[0].role == "feature":
         found.append((every, prod(x.size for x in axes)))
-    return [*dict.fromkeys([run_of(axes, compute), *found])]
+    return [*dict.fromkeys([*runs_of(axes, compute), *found])]
 
 
 def _words(
