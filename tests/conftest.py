@@ -108,7 +108,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Of a test marked ``every(n)`` each n-th case runs in ``make test``, all in ``make check-all``. With
     several workers, files that take long come first, so that all workers end at about the same time.
     Drawn tests have a third of their examples in ``make test``, all of them in ``make check-all``.
-    A part has every N-th of what other options select, so that cases of one test come into all parts."""
+    A part has every N-th of what other options select, so that cases of one test come into all parts.
+    Hypothesis draws no numbers that stand in source files, all of which its own hook would read."""
+    if providers := sys.modules.get("hypothesis.internal.conjecture.providers"):
+        providers._get_local_constants = providers.Constants
     seen: Counter[str] = Counter()
     for item in items:
         every = item.get_closest_marker("every")
@@ -141,12 +144,9 @@ def _draw_fewer(tests: set[Any]) -> None:
 def pytest_collection_finish() -> None:
     """What is there once all files are imported stays: no garbage collection looks at it again. They
     come less often than by default, since kernels leave many nodes and few cycles. Dynamo's log lacks the
-    names of functions, for which it reads whole files. Hypothesis draws no numbers that stand in source
-    files, all of which it would read."""
+    names of functions, for which it reads whole files."""
     if dynamo := sys.modules.get("torch._dynamo.symbolic_convert"):
         dynamo.get_funcname = lambda file, line: None
-    if providers := sys.modules.get("hypothesis.internal.conjecture.providers"):
-        providers._get_local_constants = providers.Constants
     gc.freeze()
     gc.enable()
     gc.set_threshold(500_000, 50, 100)

@@ -51,7 +51,7 @@ LATE = (
     "backend_triton/launch/triton_kernel.py",
     "backend_triton/launch/bound_start.py",
     "backend_triton/offline_child.py",
-    "backend_triton/intel_compiler.py",
+    "backend_triton/machine_code.py",
     "backend_triton/machine_code.py",
     "backend_triton/launch/interpreter.py",
     "backend_triton/launch/compile_records.py",

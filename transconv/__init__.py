@@ -12,7 +12,7 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from transconv.support import MovedModules, __version__
+from transconv.support import __version__
 
 if TYPE_CHECKING:
     from transconv import distributed as distributed
@@ -108,24 +108,6 @@ _ALSO = dict.fromkeys(
     ("epilogue", "fused_conv1d", "fused_conv2d", "fused_conv3d"), "functional.epilogue_derivatives"
 )
 _INNER_NAMES = {"stats": "counted"}
-# Documented modules that moved, and today's names; those in packages follow. A row stays for one release.
-_MOVED = {
-    "transconv.api": "transconv.runtime.api",
-    "transconv.compute.autodiff.scatter_to_gather": "transconv.compute.autodiff.gradient_stores",
-    "transconv.conv.dynamic_sizes": "transconv.conv.relation",
-    "transconv.conv.registry": "transconv.conv.compiler",
-    "transconv.disk_cache": "transconv.support",
-    "transconv.disk_cache.fields": "transconv.support.records",
-    "transconv.disk_cache.seals": "transconv.support.records",
-    "transconv.kernel_trials": "transconv.kernel.trials",
-    "transconv.knobs": "transconv.support.knobs",
-    "transconv.runtime.weight_prepack": "transconv.runtime.launch",
-    "transconv.standalone": "transconv.runtime.standalone",
-    "transconv.torch_ops.settings": "transconv.calls.settings",
-    "transconv.torch_ops.stats": "transconv.calls.stats",
-    "transconv.version": "transconv.support.versions",
-}
-sys.meta_path.append(MovedModules(_MOVED))
 
 __all__ = [
     "__version__",

@@ -37,6 +37,7 @@ VERBS = (
 )
 # Those that are not in a file of their name, and what adds them.
 ELSEWHERE = {
+    "compile": ("export", "add_compile"),
     "demo": ("run", "add_demo"),
     "bisect": ("wrong_results", "add_bisect"),
     "report-wrong": ("wrong_results", "add_report"),

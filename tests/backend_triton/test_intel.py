@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from transconv.__main__ import main
-from transconv.backend_triton import intel_compiler, opencl_child
+from transconv.backend_triton import machine_code, opencl_child
 from transconv.backend_triton.offline_compilation import (
     BACKENDS,
     CompileJob,
@@ -50,9 +50,9 @@ LISTING = """\
 
 
 def test_what_the_listing_tells() -> None:
-    assert (intel_compiler.registers(LISTING), intel_compiler.spilt(LISTING)) == (256, 960)
-    assert intel_compiler.spilt(LISTING.replace("//.spill size 960\n", "")) == 0
-    assert intel_compiler.words_of(LISTING) == {
+    assert (machine_code.registers(LISTING), machine_code.spilt(LISTING)) == (256, 960)
+    assert machine_code.spilt(LISTING.replace("//.spill size 960\n", "")) == 0
+    assert machine_code.words_of(LISTING) == {
         "dpas": 1,
         "mad.f": 1,
         "load.ugm": 3,
@@ -64,7 +64,7 @@ def test_what_the_listing_tells() -> None:
         "sync.bar": 1,
     }
     with pytest.raises(RuntimeError, match="does not tell the registers"):
-        intel_compiler.registers("//.kernel conv")
+        machine_code.registers("//.kernel conv")
 
 
 def test_chips_in_the_help() -> None:
@@ -74,24 +74,24 @@ def test_chips_in_the_help() -> None:
                                 hexadecimal Deprecated notation that is still supported:
                                 <device_type> can be: xe_hp_sdv, dg2
 """
-    assert {"pvc", "dg2", "dg2-g10"} <= intel_compiler.devices_in(page)
-    assert "bmg" not in intel_compiler.devices_in(page)
+    assert {"pvc", "dg2", "dg2-g10"} <= machine_code.devices_in(page)
+    assert "bmg" not in machine_code.devices_in(page)
 
 
 def test_the_command_line() -> None:
-    words = intel_compiler.command(Path("/tmp/x/kernel.spv"), "pvc", intel_compiler.LARGE)
+    words = machine_code.command(Path("/tmp/x/kernel.spv"), "pvc", machine_code.LARGE)
     assert words[:6] == ["compile", "-spirv_input", "-file", "/tmp/x/kernel.spv", "-device", "pvc"]
     assert words[-2:] == ["-options", "-cl-intel-256-GRF-per-thread"]
-    assert "-options" not in intel_compiler.command(Path("/tmp/x/kernel.spv"), "dg2")
+    assert "-options" not in machine_code.command(Path("/tmp/x/kernel.spv"), "dg2")
 
 
 def test_without_ocloc_there_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    intel_compiler.ocloc_devices.cache_clear()
+    machine_code.ocloc_devices.cache_clear()
     with pytest.raises(
         ValueError, match="there is no ocloc, Intel's offline compiler; install it with: apt-get"
     ):
-        intel_compiler.ocloc_devices()
+        machine_code.ocloc_devices()
 
 
 def test_attributes_leave_spirv_and_nothing_else() -> None:

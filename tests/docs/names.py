@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import importlib
 import inspect
@@ -43,13 +44,17 @@ def room(name: str) -> ModuleType:
 
 
 def exported(module: ModuleType) -> list[str]:
-    """``__all__``; without one, the public names that the module defines."""
+    """``__all__``; without one, the names that the module imports as themselves, and the public ones that
+    it defines."""
     if hasattr(module, "__all__"):
         return list(module.__all__)
+    imports = [at for at in ast.parse(inspect.getsource(module)).body if isinstance(at, ast.ImportFrom)]
+    again = {a.name for at in imports for a in at.names if a.asname == a.name}
     return [
         name
         for name, value in vars(module).items()
-        if not name.startswith("_") and getattr(value, "__module__", "") == module.__name__
+        if name in again
+        or (not name.startswith("_") and getattr(value, "__module__", "") == module.__name__)
     ]
 
 

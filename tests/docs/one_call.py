@@ -223,6 +223,7 @@ def ran(call: str) -> list[Function]:
     return [Function(*f) for f in followed()[call]["ran"]]
 
 
+@functools.cache
 def meant(label: str) -> Function:
     """The one function that a label names. Raises LookupError if no call runs one, or several."""
     found = {f for call in CALLS for f in ran(call) if f.answers_to(label)}

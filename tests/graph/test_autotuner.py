@@ -13,7 +13,7 @@ import torch
 import transconv
 from transconv.compute import Alone, Compute, parse
 from transconv.functional.calls import compiled_launch
-from transconv.graph import autotuner, report
+from transconv.graph import report, torch_compile
 from transconv.runtime import PlanRequest, compiler
 from transconv.selection import shortlist, tuning_db
 from transconv.support import Cache, knobs
@@ -42,9 +42,9 @@ def asked(*workloads: Alone) -> list[PlanRequest]:
 
 
 def test_kernels_that_take_most_of_a_call_are_timed() -> None:
-    found = autotuner.costly(asked(SMALL, LARGE, LARGE), SM90)
+    found = torch_compile.costly(asked(SMALL, LARGE, LARGE), SM90)
     assert [(k.compute, k.times) for k in found] == [(LARGE.compute, 2)]
-    every = autotuner.costly(asked(*[SMALL] * 40, LARGE), SM90)
+    every = torch_compile.costly(asked(*[SMALL] * 40, LARGE), SM90)
     assert {k.compute: k.times for k in every} == {LARGE.compute: 1, SMALL.compute: 40}
 
 
@@ -56,19 +56,19 @@ def test_the_next_plans_take_what_was_found(monkeypatch: pytest.MonkeyPatch) -> 
         tuning_db.remember([tuning_db.make(LARGE, SM90, str(second.schedule), 3.0, 8)])
         return ""
 
-    monkeypatch.setattr(autotuner, "_tuned", tuned)
+    monkeypatch.setattr(torch_compile, "_tuned", tuned)
     assert compiler.plan(LARGE, SM90, None, False, compiler.Plan).schedule == best.schedule
     monkeypatch.setattr(compiled_launch, "_launches", launches := Cache("launches"))
     launches["made"] = None  # by another graph of this process, with the schedule of before
-    assert "1 of 1 kernels tuned" in autotuner.autotune(asked(LARGE), SM90, SECOND, 7) and not launches
+    assert "1 of 1 kernels tuned" in torch_compile.autotune(asked(LARGE), SM90, SECOND, 7) and not launches
     assert compiler.plan(LARGE, SM90, None, False, compiler.Plan).schedule == second.schedule
-    monkeypatch.setattr(autotuner, "_tuned", lambda *_: pytest.fail("it is known"))
-    assert "is tuned" in autotuner.autotune(asked(LARGE), SM90, SECOND, 7)
+    monkeypatch.setattr(torch_compile, "_tuned", lambda *_: pytest.fail("it is known"))
+    assert "is tuned" in torch_compile.autotune(asked(LARGE), SM90, SECOND, 7)
 
 
 def test_what_went_wrong_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(autotuner, "_tuned", lambda *_: "tuning failed: no memory")
-    said = autotuner.autotune(asked(LARGE), SM90, SECOND, 7)
+    monkeypatch.setattr(torch_compile, "_tuned", lambda *_: "tuning failed: no memory")
+    said = torch_compile.autotune(asked(LARGE), SM90, SECOND, 7)
     assert "0 of 1 kernels tuned" in said and said.endswith("no memory")
 
 
@@ -98,7 +98,7 @@ def test_trials_run_on_the_gpu_of_the_graph(
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 2)
     monkeypatch.setattr(torch.version, "hip", None)
     monkeypatch.setattr(subprocess, "run", run)
-    autotuner.autotune(asked(LARGE), SM90, torch.device(device), 7)
+    torch_compile.autotune(asked(LARGE), SM90, torch.device(device), 7)
     assert [env["CUDA_VISIBLE_DEVICES"] for env in handed] == [seen]
 
 
@@ -116,5 +116,5 @@ def test_the_mode_of_torch_compile(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 def test_trials_run_in_a_process(tmp_path: Path) -> None:
     """Without a GPU in Triton's interpreter, whose rows are for it alone."""
-    assert autotuner._tuned([SMALL.compute], torch.device("cpu"), 60) == ""
+    assert torch_compile._tuned([SMALL.compute], torch.device("cpu"), 60) == ""
     assert any(r.problem == SMALL.text for r in tuning_db.all_of_user())

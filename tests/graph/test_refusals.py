@@ -20,7 +20,7 @@ from transconv.graph.fusion.groups import Price
 from transconv.graph.regions.graph_parts import Parts, Setting, rows_of
 from transconv.graph.symbols import Symbols
 from transconv.schedule import Word
-from transconv.schedule.schedule import register, unregister
+from transconv.schedule.schedule import register_word, unregister_word
 from transconv.target import TARGETS
 
 Tensor = torch.Tensor
@@ -33,9 +33,9 @@ def banned() -> Iterator[None]:
     def why_not(_: Any, compute: Compute, __: Any) -> str | None:
         return "logarithms are banned" if "log(" in str(compute) else None
 
-    register(Word("banned", 0, "Planted.", (0, 1), why_not=why_not))
+    register_word(Word("banned", 0, "Planted.", (0, 1), why_not=why_not))
     yield
-    unregister("banned")
+    unregister_word("banned")
 
 
 def several(x: Tensor) -> Tensor:

@@ -249,10 +249,3 @@ def test_kernels_keep_the_rules_of_their_levels(
             for switches in ({}, off):
                 for stage, made in lower(compute, schedule, TARGETS[target], "conv", switches=switches):
                     verify(made, where[stage], stage)
-
-
-def test_names_of_before_lead_to_those_of_now() -> None:
-    with pytest.warns(DeprecationWarning, match="Buffer is now SmemRing"):
-        assert ir.Buffer is ir.SmemRing
-    with pytest.raises(AttributeError, match="no attribute 'Bufer'"):
-        _ = ir.Bufer

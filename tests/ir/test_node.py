@@ -51,7 +51,7 @@ exprs = draw.recursive(leaves, grown, max_leaves=8)
 
 
 def rebuilt_by_eval(e: ir.Node) -> object:
-    return eval(repr(e), {name: getattr(ir, name) for name in ir.__all__})
+    return eval(repr(e), vars(ir))
 
 
 @settings(deadline=None)

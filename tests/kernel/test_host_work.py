@@ -12,7 +12,7 @@ import torch
 from transconv.backend_triton import KernelStart
 from transconv.kernel import Group, kernel
 from transconv.kernel.launch.arguments import tensors_of
-from transconv.kernel.launch.kernel_plan import signature
+from transconv.kernel.launch.declaration import signature
 from transconv.runtime import torch_internals
 from transconv.target import TARGETS
 

@@ -21,7 +21,7 @@ from transconv.ir import Kernel, Load, Memory, Mutator, VerifyError, run
 from transconv.kernel import Constant, Group, KernelFunction, kernel
 from transconv.kernel.launch import kernel_plan
 from transconv.kernel.launch.arguments import Number, sizing, tensors_of, unit_of
-from transconv.kernel.launch.kernel_plan import signature
+from transconv.kernel.launch.declaration import signature
 from transconv.passes.scalar import index_width
 from transconv.runtime import Launch, torch_internals
 from transconv.support import knobs

@@ -19,7 +19,7 @@ from transconv.conv.conv_problem import ConvProblem, Prop
 from transconv.conv.relation import any_size, computes
 from transconv.cost import estimate
 from transconv.schedule import Schedule, shared_bytes, why_not, word_rules
-from transconv.support import versions
+from transconv.support import knobs
 from transconv.verify.case import ProblemCase
 
 MEASURED = Path(__file__).parents[2] / "bench" / "results" / "h200_slide_trials.csv"
@@ -181,7 +181,7 @@ def test_releases_that_refuse_wide_views_share_nothing(
     release: str, wide: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their compilers do: without the rule such a kernel is chosen, and torch computes in its place."""
-    for module in (versions, word_rules):
+    for module in (knobs, word_rules):
         monkeypatch.setattr(module, "triton_version", lambda: release)
     (compute,) = computes(ConvProblem.parse(f"{CASES[0][0]} dt=f16 tag=axb"), FWD)
     told = why_not(Schedule.parse(CASES[0][2]), compute, SM90)

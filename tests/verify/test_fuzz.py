@@ -26,7 +26,7 @@ from transconv.conv import CompiledDirection
 from transconv.conv.conv_problem import ConvProblem, Prop
 from transconv.conv.relation import computes
 from transconv.errors import ProblemError, ScheduleError
-from transconv.schedule.schedule import Schedule, register, unregister
+from transconv.schedule.schedule import Schedule, register_word, unregister_word
 from transconv.schedule.words import TABLE, Word, words
 from transconv.selection.proposals import heuristics
 from transconv.support import knobs
@@ -232,12 +232,12 @@ def test_a_new_word_is_drawn_by_itself() -> None:
     assert drawn(dataclasses.replace(depth, draw=lambda rng, schedule, compute: 8)) == {8}
     problem = ConvProblem.parse("mb2ic16ih8oc16oh8kh3ph1")
     asked = computes(problem, Prop.FWD)
-    register(depth)
+    register_word(depth)
     try:
         made = [legal_schedules.schedule(random.Random(n), asked, TARGETS["sm_90"]) for n in range(40)]
         assert {2, 5} <= {c.word("depth") for c in made if c is not None}
     finally:
-        unregister("depth")
+        unregister_word("depth")
 
 
 @pytest.mark.every(2)

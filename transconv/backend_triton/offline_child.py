@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import IO, Any
 
-from transconv.backend_triton import intel_compiler
+from transconv.backend_triton import machine_code
 from transconv.backend_triton.launch import compile_records
 from transconv.backend_triton.launch.jit_module import load
 from transconv.backend_triton.machine_code import listing
@@ -148,11 +148,11 @@ def of_hip(kernel: Any, log: str, listed: bool) -> dict[str, Any]:
 
 def of_xpu(kernel: Any, log: str, listed: bool) -> dict[str, Any]:
     """Registers, spills and words from the listing of Intel's compiler, which makes the machine code."""
-    listing = intel_compiler.listing_of(kernel.asm["spv"], kernel.metadata.target.arch["name"])
+    listing = machine_code.listing_of(kernel.asm["spv"], kernel.metadata.target.arch["name"])
     return {
-        "registers": intel_compiler.registers(listing),
-        "spill_bytes": intel_compiler.spilt(listing),
-        "words": intel_compiler.words_of(listing),
+        "registers": machine_code.registers(listing),
+        "spill_bytes": machine_code.spilt(listing),
+        "words": machine_code.words_of(listing),
         "serialised": False,
     }
 
@@ -210,8 +210,8 @@ def compiled(job: dict[str, Any]) -> Any:
     }
     arch, lanes = job["arch"], job["warp_size"]
     if job["backend"] == "xpu":
-        intel_compiler.forget_the_driver()
-        arch = intel_compiler.device_of(arch, lanes, job["dots"])
+        machine_code.forget_the_driver()
+        arch = machine_code.device_of(arch, lanes, job["dots"])
         options["threads_per_warp"] = lanes
     return triton_compile(_source(job), target=GPUTarget(job["backend"], arch, lanes), options=options)
 

@@ -33,7 +33,7 @@ from pathlib import Path
 from queue import Empty, PriorityQueue, SimpleQueue
 from typing import IO, Any
 
-from transconv.backend_triton import intel_compiler
+from transconv.backend_triton import machine_code
 from transconv.ir import DTYPES
 from transconv.support import files, knobs
 
@@ -420,8 +420,8 @@ def triton_version(folder: Path | None = None) -> str:
     found = _distribution("triton", folder)
     if found is not None:
         return found
-    if folder is not None and (found := _distribution(intel_compiler.RELEASE, folder)):
-        return f"{found}/{intel_compiler.ocloc_release()}"
+    if folder is not None and (found := _distribution(machine_code.RELEASE, folder)):
+        return f"{found}/{machine_code.ocloc_release()}"
     if folder is None:
         raise ValueError("there is no Triton installed; compiling needs one")
     raise ValueError(
@@ -439,7 +439,7 @@ def _distribution(name: str, folder: Path | None) -> str | None:
 
 def backends_of(folder: Path | None = None) -> tuple[str, ...]:
     """The backends that the Triton of a folder, or the installed one, compiles for."""
-    return ("xpu",) if folder and _distribution(intel_compiler.RELEASE, folder) else BACKENDS
+    return ("xpu",) if folder and _distribution(machine_code.RELEASE, folder) else BACKENDS
 
 
 def compiles_for(backend: str, arch: int | str, folder: Path | None = None) -> bool:
@@ -447,7 +447,7 @@ def compiles_for(backend: str, arch: int | str, folder: Path | None = None) -> b
     machine code. Raises ValueError where there is no ``ocloc``."""
     if backend not in backends_of(folder):
         return False
-    return backend != "xpu" or arch in intel_compiler.ocloc_devices()
+    return backend != "xpu" or arch in machine_code.ocloc_devices()
 
 
 def _refused(job: CompileJob, backends: Sequence[str]) -> CompileFailure | None:

@@ -1,4 +1,4 @@
-"""The child process of launch/opencl.py: ``python -m transconv.backend_triton.opencl_child`` reads
+"""The child process of launch/triton_kernel.py: ``python -m transconv.backend_triton.opencl_child`` reads
 jobs, each a line of JSON, compiles each kernel to SPIR-V with Triton's release for Intel GPUs, executes
 it on a CPU through OpenCL, and answers with a line of JSON.
 

@@ -28,30 +28,20 @@ def add_to(verbs: object) -> None:
     )
     made.epilog = "example:\n  torchrun --nproc-per-node 2 -m transconv sharded model.py:small --exact"
     made.add_argument("model", metavar="FILE:NAME", help="a Python file and the name of a function in it")
-    made.add_argument(
+    made.option(
         "--plan",
-        default="h=0",
-        metavar="AXES",
-        type=_plan,
-        help="the axes of images (n, d, h, w) and the mesh dims that deal them: h=0,w=1",
+        "AXES",
+        "the axes of images (n, d, h, w) and the mesh dims that deal them: h=0,w=1",
+        "h=0",
+        _plan,
     )
-    made.add_argument(
-        "--mesh",
-        default="",
-        metavar="SIZES",
-        type=_sizes,
-        help="ranks along each mesh dim: 2x2; default: all in one",
-    )
+    made.option("--mesh", "SIZES", "ranks along each mesh dim: 2x2; default: all in one", "", _sizes)
     for word, says in (
         ("whole", "that every rank computes whole"),
         ("rows", "that make each row from the same rows of their inputs"),
     ):
-        made.add_argument(
-            f"--{word}",
-            default=(),
-            metavar="NAMES",
-            type=lambda text: text.split(","),
-            help=f"modules {says}, with commas between",
+        made.option(
+            f"--{word}", "NAMES", f"modules {says}, with commas between", (), lambda text: text.split(",")
         )
     made.add_argument(
         "--exact",
@@ -140,13 +130,7 @@ def add_certify(verbs: object) -> None:
     options.add_props(made, "all")
     options.add_schedule(made)
     made.add_argument("--target", default="", metavar="T", help="a chip: sm_90 (default: the GPU)")
-    made.add_argument(
-        "--drawn",
-        type=ranges.at_least(0),
-        default=0,
-        metavar="N",
-        help="how many batches or calls to draw",
-    )
+    made.option("--drawn", "N", "how many batches or calls to draw", 0, ranges.at_least(0))
     made.add_argument(
         "--device", choices=("cpu", "cuda"), default="", help="default: the GPU, if there is one"
     )

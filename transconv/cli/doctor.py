@@ -50,12 +50,12 @@ def add_to(verbs: object) -> None:
     made.add_argument(
         "--share", type=ranges.output, metavar="FILE", help="write what is measured to a JSON file"
     )
-    made.add_argument(
+    made.option(
         "--seconds",
-        type=ranges.limit,
-        default=measurement.SECONDS,
-        metavar="S",
-        help=f"of --measure, all in all (default: {measurement.SECONDS})",
+        "S",
+        f"of --measure, all in all (default: {measurement.SECONDS})",
+        measurement.SECONDS,
+        ranges.limit,
     )
 
 

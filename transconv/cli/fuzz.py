@@ -36,63 +36,49 @@ def add_to(verbs: object) -> None:
         ),
         run,
     )
-    made.add_argument(
-        "--n",
-        type=ranges.at_least(0, 10**6),
-        default=None,
-        metavar="N",
-        help="number of trials (default: 1000; with --line 0)",
+    made.option(
+        "--n", "N", "number of trials (default: 1000; with --line 0)", None, ranges.at_least(0, 10**6)
     )
-    made.add_argument(
+    made.option(
         "--computes",
-        type=ranges.at_least(1, 10**6),
-        default=0,
-        metavar="N",
-        help="draw N computations as text instead of convolutions; with --interpreter "
+        "N",
+        "draw N computations as text instead of convolutions; with --interpreter "
         "their kernels are interpreted after every pass",
+        0,
+        ranges.at_least(1, 10**6),
     )
-    made.add_argument(
+    made.option(
         "--small-types",
-        type=ranges.at_least(1, 10**6),
-        default=0,
-        metavar="N",
-        help="draw N convolutions with types of 8 bits: their scales, zero points, post-ops",
+        "N",
+        "draw N convolutions with types of 8 bits: their scales, zero points, post-ops",
+        0,
+        ranges.at_least(1, 10**6),
     )
-    made.add_argument(
+    made.option(
         "--kernels",
-        type=ranges.at_least(1, 10**6),
-        default=0,
-        metavar="N",
-        help="draw N programs of the kernel API; engines must agree with its simulator: the "
+        "N",
+        "draw N programs of the kernel API; engines must agree with its simulator: the "
         "GPU, or with --interpreter Triton's and that of the IR",
+        0,
+        ranges.at_least(1, 10**6),
     )
-    made.add_argument(
-        "--seed",
-        type=ranges.at_least(0),
-        default=0,
-        metavar="S",
-        help="the seed of all trials (default: 0)",
+    made.option("--seed", "S", "the seed of all trials (default: 0)", 0, ranges.at_least(0))
+    made.option(
+        "--first", "I", "number of the first trial, such as the `next` of a report", 0, ranges.at_least(0)
     )
-    made.add_argument(
-        "--first",
-        type=ranges.at_least(0),
-        default=0,
-        metavar="I",
-        help="number of the first trial, such as the `next` of a report",
-    )
-    made.add_argument(
+    made.option(
         "--jobs",
-        type=ranges.processes,
-        default=os.cpu_count() or 1,
-        metavar="J",
-        help="worker processes (default: one for each core)",
+        "J",
+        "worker processes (default: one for each core)",
+        os.cpu_count() or 1,
+        ranges.processes,
     )
-    made.add_argument(
+    made.option(
         "--time-budget",
-        type=ranges.seconds,
-        default=float("inf"),
-        metavar="SECONDS",
-        help="no trial starts after this time; running ones have 20 s more",
+        "SECONDS",
+        "no trial starts after this time; running ones have 20 s more",
+        float("inf"),
+        ranges.seconds,
     )
     made.add_argument(
         "--limit", type=ranges.limit, default=60.0, metavar="SECONDS", help="seconds for one trial"
@@ -108,47 +94,41 @@ def add_to(verbs: object) -> None:
         action="store_true",
         help="use no GPU: kernels for the Max 1550 are executed on the CPU through OpenCL (docs/intel.md)",
     )
-    made.add_argument(
+    made.option(
         "--sets",
-        type=ranges.at_least(1, 1000),
-        default=1,
-        metavar="N",
-        help="run the kernels of a convolution with N sets of scales, zero points and "
+        "N",
+        "run the kernels of a convolution with N sets of scales, zero points and "
         "operands of post-ops, which are arguments, where their values matter: zero "
         "points, and results that are rounded or saturate. Each is a problem with its "
         "own check, of whole numbers or of rounded ones in turn; shapes, types and "
         "chains differ from trial to trial alone (default: 1)",
+        1,
+        ranges.at_least(1, 1000),
     )
-    made.add_argument(
+    made.option(
         "--share",
-        type=ranges.fraction,
-        default=0.2,
-        metavar="F",
-        help="fraction of interpreted trials in Triton's interpreter (default: 0.2)",
+        "F",
+        "fraction of interpreted trials in Triton's interpreter (default: 0.2)",
+        0.2,
+        ranges.fraction,
     )
-    made.add_argument(
-        "--shrink",
-        type=ranges.at_least(0, 1000),
-        default=4,
-        metavar="N",
-        help="how many kinds of failures to shrink (default: 4)",
+    made.option(
+        "--shrink", "N", "how many kinds of failures to shrink (default: 4)", 4, ranges.at_least(0, 1000)
     )
     made.add_argument("--no-corpus", action="store_true", help="skip the trials of the corpus")
     made.add_argument(
         "--line", action="append", default=[], metavar="LINE", help="run this trial; may be repeated"
     )
-    made.add_argument(
-        "--file",
-        type=Path,
-        metavar="FILE",
-        help="run the trials in a file of lines; kernels have files of their own",
+    made.option(
+        "--file", "FILE", "run the trials in a file of lines; kernels have files of their own", None, Path
     )
-    made.add_argument(
+    made.option(
         "--json",
-        type=ranges.output,
-        metavar="FILE",
-        help="write counts by dimension and status, and the trials that failed, timed "
+        "FILE",
+        "write counts by dimension and status, and the trials that failed, timed "
         "out or ran out of memory; updated during the run",
+        None,
+        ranges.output,
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from transconv.backend_triton import CompileFailure, CompileJob, compile_offline
 from transconv.cli.arguments import options, ranges
-from transconv.cli.compile import TEXTS, resource_table
+from transconv.cli.export import TEXTS, resource_table
 from transconv.ir import DTYPES, ELSEWHERE, type_named
 from transconv.kernel import Group, KernelFunction
 from transconv.support import KernelError, knobs, nearest
@@ -40,19 +40,11 @@ def add_to(verbs: object) -> None:
         metavar="FILE:NAME",
         help="a Python file and the name of a kernel in it, if it has several",
     )
-    made.add_argument(
-        "--group",
-        default="",
-        metavar="SIZES",
-        help="the work: 64 or 64x1000; not where the kernel declares it",
-    )
+    made.option("--group", "SIZES", "the work: 64 or 64x1000; not where the kernel declares it", "")
     made.add_argument("--shape", default="", metavar="SIZES", help="a hint for a group's shape: 1x128")
     made.add_argument("--warps", type=ranges.at_least(1, 32), metavar="N", help="a hint: warps of a group")
-    made.add_argument(
-        "--stages",
-        type=ranges.at_least(1, 8),
-        metavar="N",
-        help="a hint: iterations whose loads are in flight",
+    made.option(
+        "--stages", "N", "a hint: iterations whose loads are in flight", None, ranges.at_least(1, 8)
     )
     made.add_argument("--set", nargs="*", default=[], metavar="NAME=N", help="values of tunable numbers")
     made.add_argument(
@@ -63,25 +55,17 @@ def add_to(verbs: object) -> None:
         help="the arguments after the group: arrays as f32[64,1000], numbers",
     )
     made.add_argument("--target", default="", help="the chip: sm_90, gfx942, ...; default: this machine's")
-    made.add_argument(
-        "--stage",
-        default="",
-        metavar="STAGE",
-        help="print this stage alone: written, the name of a pass, or emit",
-    )
+    made.option("--stage", "STAGE", "print this stage alone: written, the name of a pass, or emit", "")
     made.add_argument("--compile", action="store_true", help="compile for the chip, print resources")
-    made.add_argument(
+    made.option(
         "--tune",
-        type=ranges.seconds,
-        metavar="S",
-        help="tune for at most S seconds, on arrays of random numbers of this machine's GPU",
+        "S",
+        "tune for at most S seconds, on arrays of random numbers of this machine's GPU",
+        None,
+        ranges.seconds,
     )
-    made.add_argument(
-        "--trials",
-        type=ranges.at_least(1, 10**4),
-        default=32,
-        metavar="N",
-        help="with --tune, candidates at most (default: 32)",
+    made.option(
+        "--trials", "N", "with --tune, candidates at most (default: 32)", 32, ranges.at_least(1, 10**4)
     )
     made.add_argument(
         "--print",

@@ -44,56 +44,34 @@ def add_to(verbs: object) -> None:
         run,
     )
     made.add_argument("--targets", default="", metavar="T[,T...]", help="chips (default: all)")
-    made.add_argument(
-        "--problems",
-        default="",
-        metavar="N[,N...]",
-        help=f"golden problems (default: all): {' '.join(CASES)}",
+    made.option("--problems", "N[,N...]", f"golden problems (default: all): {' '.join(CASES)}", "")
+    made.option(
+        "--share", "I/N", "compile only part I of N of all pairs of problem and chip", (0, 1), ranges.part
     )
-    made.add_argument(
-        "--share",
-        type=ranges.part,
-        default=(0, 1),
-        metavar="I/N",
-        help="compile only part I of N of all pairs of problem and chip",
-    )
-    made.add_argument(
+    made.option(
         "--triton",
-        default=INSTALLED,
-        metavar="PATH[,PATH...]",
-        help="folders with one Triton each (pip install --target), that of Intel GPUs too; 'installed': "
+        "PATH[,PATH...]",
+        "folders with one Triton each (pip install --target), that of Intel GPUs too; 'installed': "
         "the Triton of this environment",
+        INSTALLED,
     )
-    made.add_argument(
-        "--jobs",
-        type=ranges.processes,
-        default=os.cpu_count() or 1,
-        metavar="N",
-        help="child processes (default: one per core)",
+    made.option(
+        "--jobs", "N", "child processes (default: one per core)", os.cpu_count() or 1, ranges.processes
     )
-    made.add_argument(
-        "--timeout",
-        type=ranges.limit,
-        default=180,
-        metavar="S",
-        help="seconds to compile one kernel (default: 180)",
-    )
-    made.add_argument(
-        "--record",
-        type=Path,
-        default=RECORD,
-        metavar="FILE",
-        help="the CSV file to compare with (default: the repository's)",
+    made.option("--timeout", "S", "seconds to compile one kernel (default: 180)", 180, ranges.limit)
+    made.option(
+        "--record", "FILE", "the CSV file to compare with (default: the repository's)", RECORD, Path
     )
     made.add_argument("--update", action="store_true", help="write the results into the record")
     made.add_argument("--json", type=ranges.output, metavar="FILE", help="also write results as JSON")
     made.add_argument("--csv", type=ranges.output, metavar="FILE", help="also write results as CSV")
-    made.add_argument(
+    made.option(
         "--page",
-        type=_page,
-        metavar="FILE",
-        help="write the pages of the documentation from the record, FILE and one beside it "
+        "FILE",
+        "write the pages of the documentation from the record, FILE and one beside it "
         "about kernels; nothing is compiled but for --update, --json or --csv",
+        None,
+        _page,
     )
 
 

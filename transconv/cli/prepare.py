@@ -40,13 +40,7 @@ def add_to(verbs: object) -> None:
     options.add_props(made, "all")
     made.add_argument("--target", default="", metavar="T", help="a chip, such as sm_90 (default: the GPU)")
     made.add_argument("--epilogue", default="", metavar="E", help="of convolutions: bias+relu, ...")
-    made.add_argument(
-        "--workers",
-        type=ranges.processes,
-        default=cores(),
-        metavar="N",
-        help="processes (default: one per core)",
-    )
+    made.option("--workers", "N", "processes (default: one per core)", cores(), ranges.processes)
     made.add_argument("--json", type=ranges.output, metavar="FILE", help="also write the report")
 
 
@@ -131,18 +125,10 @@ def add_cache(verbs: object) -> None:
         action="store_true",
         help="choose and lower each kept plan again, and list what differs",
     )
-    made.add_argument(
-        "--target",
-        default="",
-        metavar="T",
-        help="unpack: only the files for this chip (default: the GPU at hand, or all)",
+    made.option(
+        "--target", "T", "unpack: only the files for this chip (default: the GPU at hand, or all)", ""
     )
-    made.add_argument(
-        "--digest",
-        default="",
-        metavar="HEX",
-        help="unpack: the digest of a file that was packed with another key",
-    )
+    made.option("--digest", "HEX", "unpack: the digest of a file that was packed with another key", "")
 
 
 def cache(words: argparse.Namespace) -> int:

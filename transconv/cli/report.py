@@ -55,39 +55,24 @@ def add_to(verbs: object) -> None:
         metavar="FILE.html",
         help="the page to write; replaced only when the new page is complete",
     )
-    made.add_argument(
-        "--target",
-        default="",
-        help="the chip: sm_90, gfx942, ...; default: the GPU here, sm_90 without one",
-    )
-    made.add_argument(
-        "--epilogue",
-        default="",
-        metavar="E",
-        help="operations on the sum before it is stored: bias+relu, bias+res+silu",
-    )
-    made.add_argument(
+    options.add_chip(made)
+    options.add_epilogue(made)
+    made.option(
         "--times",
-        type=_times,
-        default=None,
-        metavar="CSV",
-        help="measured times of these problems, a file of `python -m bench time`",
+        "CSV",
+        "measured times of these problems, a file of `python -m bench time`",
+        None,
+        _times,
     )
-    made.add_argument(
+    made.option(
         "--limit",
-        type=ranges.at_least(1, 50),
-        default=MOST,
-        metavar="N",
-        help=f"the most problems of a list to show, up to 50 (default: {MOST})",
+        "N",
+        f"the most problems of a list to show, up to 50 (default: {MOST})",
+        MOST,
+        ranges.at_least(1, 50),
     )
     made.add_argument("--no-compile", action="store_true", help="omit the machine code")
-    made.add_argument(
-        "--timeout",
-        type=ranges.limit,
-        default=120,
-        metavar="S",
-        help="seconds to compile one kernel (default: 120)",
-    )
+    made.option("--timeout", "S", "seconds to compile one kernel (default: 120)", 120, ranges.limit)
     options.add_schedule(made)
 
 

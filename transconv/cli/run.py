@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Any
 from transconv.backend_triton import CompileFailure, compile_offline
 from transconv.cli import show
 from transconv.cli.arguments import computations, options
-from transconv.cli.compile import resource_table
+from transconv.cli.export import resource_table
 from transconv.conv import ConvProblem, Prop, read_problems, writable
 from transconv.passes import EMIT, NAIVE
 from transconv.schedule import Schedule
 from transconv.support import ProblemError, TransconvError
 from transconv.target import TARGETS, Target, detect
-from transconv.verify.machine import device, executable
+from transconv.verify.machine import described, device, executable
 from transconv.verify.matrix import jobs_of
 
 if TYPE_CHECKING:
@@ -69,9 +69,6 @@ def execute(
     return Outcome(compiled, found.max_err, spent, found.reason)
 
 
-LONG = 4  # least number of rows for a progress bar
-
-
 def add_to(verbs: object) -> None:
     made = options.add_verb(
         verbs,
@@ -93,12 +90,12 @@ def add_to(verbs: object) -> None:
         "--target", default="auto", help="generate kernels for this chip; default: the one here"
     )
     options.add_schedule(made)
-    made.add_argument(
+    made.option(
         "--epilogue",
-        default="",
-        metavar="E",
-        help="what is done with the sums before they are stored, not for bwd_w: bias+relu, "
+        "E",
+        "what is done with the sums before they are stored, not for bwd_w: bias+relu, "
         "sum:0.5+relu:0.1+add:u8:per_oc, ... (docs/checking.md)",
+        "",
     )
     made.add_argument("--sizes", metavar="N=8,H=17", help="of a computation whose sizes are arguments")
 
@@ -113,7 +110,7 @@ def run(words: argparse.Namespace) -> int:
     where = device()
     target = executable(options.target(words.target), where)
     rows = table(
-        work, target, options.schedule(words), f"on {machine(where)}", str(options.epilogue(words))
+        work, target, options.schedule(words), f"on {described(where)}", str(options.epilogue(words))
     )
     return report(rows)
 
@@ -214,17 +211,10 @@ def report(rows: Sequence[RunRow]) -> int:
     return 1 if bad else 0
 
 
-def machine(where: str) -> str:
-    if where == "cpu":
-        return "the CPU, in Triton's interpreter"
-    import torch
-
-    return str(torch.cuda.get_device_name())
-
-
 NETWORK = Path(__file__).parents[1] / "data" / "resnet50.txt"
 SHOWN = "mb32ic64ih56oc128oh28kh3sh2ph1 dt=bf16 tag=nhwc"
 CHIPS = ("sm_90", "gfx942")
+LONG = 4  # least number of rows for a progress bar
 
 
 def add_demo(verbs: object) -> None:
@@ -254,7 +244,7 @@ def demo(words: argparse.Namespace) -> int:
     else:
         problems = [p.with_dtype("bf16").with_layout("nhwc") for p in problems]
     work = [(p, prop) for p in problems for prop in Prop]
-    rows = table(work, detect(), None, f"on {machine(where)}")
+    rows = table(work, detect(), None, f"on {described(where)}")
     failed = report(rows)
     excerpt()
     failed |= chips()

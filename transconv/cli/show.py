@@ -50,17 +50,8 @@ def add_to(verbs: object) -> None:
         help=f"print this stage: {', '.join(_names())}, or all",
     )
     made.add_argument("--diff", action="store_true", help="print what each pass changed, as unified diffs")
-    made.add_argument(
-        "--target",
-        default="",
-        help="the chip: sm_90, gfx942, ...; default: the GPU here, sm_90 without one",
-    )
-    made.add_argument(
-        "--epilogue",
-        default="",
-        metavar="E",
-        help="operations on the sum before it is stored: bias+relu, bias+res+silu",
-    )
+    options.add_chip(made)
+    options.add_epilogue(made)
     made.add_argument("--gradient", metavar="NAME", help=GRADIENT)
     options.add_schedule(made)
 

@@ -68,27 +68,17 @@ def add_to(verbs: object) -> None:
     made.add_argument(
         "--dtype", default="", metavar="T", help="element type; default: the problem's own, bf16 for files"
     )
-    made.add_argument(
-        "--layout",
-        default="",
-        metavar="TAG",
-        help="memory order; default: the problem's own, nhwc for files",
-    )
-    made.add_argument(
-        "--epilogue",
-        default="",
-        metavar="E",
-        help="such as bias+relu; layer: each layer's own (not for bwd_w)",
-    )
+    made.option("--layout", "TAG", "memory order; default: the problem's own, nhwc for files", "")
+    made.option("--epilogue", "E", "such as bias+relu; layer: each layer's own (not for bwd_w)", "")
     made.add_argument("--match", default="", help="only layers whose name matches (regex)")
     made.add_argument("--kinds", default="", help="only dense,depthwise,grouped,first,last layers")
     made.add_argument("--mb", type=ranges.at_least(0), default=0, help="reduce larger batches to this")
-    made.add_argument(
+    made.option(
         "--trials",
-        type=ranges.at_least(1, 10**6),
-        default=16,
-        metavar="N",
-        help="schedules of each problem and direction (default: 16)",
+        "N",
+        "schedules of each problem and direction (default: 16)",
+        16,
+        ranges.at_least(1, 10**6),
     )
     made.add_argument(
         "--explore",
@@ -97,54 +87,43 @@ def add_to(verbs: object) -> None:
         help="the last 40%% of the trials: close to the best so far, or spread over "
         "the ranking (to fit the estimate to)",
     )
-    made.add_argument(
+    made.option(
         "--jobs",
-        type=ranges.processes,
-        metavar="J",
-        default=max(1, ranks.own_share(os.cpu_count() or 2) - 2),
-        help="worker processes that compile, of each rank (default: its cores - 2)",
+        "J",
+        "worker processes that compile, of each rank (default: its cores - 2)",
+        max(1, ranks.own_share(os.cpu_count() or 2) - 2),
+        ranges.processes,
     )
-    made.add_argument(
-        "--limit",
-        type=ranges.limit,
-        default=30,
-        metavar="S",
-        help="seconds for one measurement (default: 30)",
-    )
-    made.add_argument(
-        "--compile-limit",
-        type=ranges.limit,
-        default=60,
-        metavar="S",
-        help="seconds for one compile (default: 60)",
-    )
-    made.add_argument(
+    made.option("--limit", "S", "seconds for one measurement (default: 30)", 30, ranges.limit)
+    made.option("--compile-limit", "S", "seconds for one compile (default: 60)", 60, ranges.limit)
+    made.option(
         "--time-budget",
-        type=ranges.seconds,
-        default=float("inf"),
-        metavar="S",
-        help="seconds after which no trial starts; results so far are kept",
+        "S",
+        "seconds after which no trial starts; results so far are kept",
+        float("inf"),
+        ranges.seconds,
     )
-    made.add_argument(
+    made.option(
         "--budget-ms",
-        type=ranges.milliseconds,
-        default=30,
-        metavar="MS",
-        help="milliseconds of timing for one schedule (default: 30)",
+        "MS",
+        "milliseconds of timing for one schedule (default: 30)",
+        30,
+        ranges.milliseconds,
     )
-    made.add_argument(
+    made.option(
         "--gone-after",
-        type=ranges.limit,
-        default=30,
-        metavar="S",
-        help="seconds of silence after which the trials of a rank are dealt again (default: 30)",
+        "S",
+        "seconds of silence after which the trials of a rank are dealt again (default: 30)",
+        30,
+        ranges.limit,
     )
-    made.add_argument(
+    made.option(
         "--db",
-        type=ranges.output,
-        metavar="FILE",
-        help="save results in this CSV file (tuned.csv) instead of the user's cache, and "
+        "FILE",
+        "save results in this CSV file (tuned.csv) instead of the user's cache, and "
         "every trial beside it (tuned.trials.csv)",
+        None,
+        ranges.output,
     )
     made.add_argument(
         "--log", type=ranges.output, metavar="FILE", help="write every trial to this CSV file"

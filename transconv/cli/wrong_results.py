@@ -46,34 +46,20 @@ def add_bisect(verbs: object) -> None:
         help="of a computation whose sizes are arguments: the sizes to look at (default: the least)",
     )
     options.add_props(made, "all")
-    made.add_argument(
-        "--target",
-        default="",
-        help="the chip: sm_90, gfx942, ...; default: the GPU here, sm_90 without one",
-    )
-    made.add_argument(
-        "--epilogue",
-        default="",
-        metavar="E",
-        help="operations on the sum before it is stored: bias+relu, bias+res+silu",
-    )
+    options.add_chip(made)
+    options.add_epilogue(made)
     options.add_schedule(made)
     made.add_argument(
         "--seed", type=ranges.at_least(0), default=0, help="the seed of the data (default: 0)"
     )
-    made.add_argument(
+    made.option(
         "--limit",
-        type=ranges.at_least(1),
-        default=PRODUCTS,
-        metavar="N",
-        help=f"replace a problem of more multiplications by a smaller one (default: {PRODUCTS})",
+        "N",
+        f"replace a problem of more multiplications by a smaller one (default: {PRODUCTS})",
+        PRODUCTS,
+        ranges.at_least(1),
     )
-    made.add_argument(
-        "--parts",
-        default=",".join(PARTS),
-        metavar="P",
-        help=f"the stages to run (default: {','.join(PARTS)})",
-    )
+    made.option("--parts", "P", f"the stages to run (default: {','.join(PARTS)})", ",".join(PARTS))
     made.add_argument(
         "--here", action="store_true", help="interpret in this process, not in a child process"
     )

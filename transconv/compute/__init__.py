@@ -5,182 +5,90 @@ In: expressions over axes. Out: a computation that prints itself. Knows: the IR 
 
 from transconv.compute import library as library
 from transconv.compute.analysis import statistics as statistics
-from transconv.compute.analysis.axis_roles import axis_steps, axis_strides, places, touched, with_roles
-from transconv.compute.analysis.pointwise import (
-    IDENTITY,
-    Pointwise,
-    Recorder,
-    Ref,
-    in_torch,
-    number,
-    pointwise,
-    with_error,
-    written,
-)
-from transconv.compute.analysis.rfactor import parted
-from transconv.compute.analysis.store_conflicts import why_not_all_stored, why_not_stored
-from transconv.compute.autodiff.gradient_stores import Derivative, differentiate, transposed
-from transconv.compute.autodiff.reverse import reaches
-from transconv.compute.batch import (
-    BATCH,
-    batch_axis,
-    of_any_batch,
-    reference,
-    samples,
-    with_reference,
-    with_samples,
-)
-from transconv.compute.compute import Compute
-from transconv.compute.elementwise import (
-    ACTIVATION_ROWS,
-    ACTIVATIONS,
-    BINARY_ROWS,
-    FUNCTION_ROWS,
-    OPS,
-    Op,
-    named,
-    register,
-    table,
-    unregister,
-)
-from transconv.compute.error_bounds import SHORT, allowed, is_tf32, rounds_once, share_of
-from transconv.compute.evaluation import Answer, execute, outside
-from transconv.compute.expressions import COORDINATES, Coordinate
-from transconv.compute.kernel_split import kernels, why_not_lowered
-from transconv.compute.parser import END, axis_facts, describe, one_line, parse
-from transconv.compute.restriction import (
-    AxisSizes,
-    AxisSpan,
-    TensorWindow,
-    pace,
-    positions,
-    restricted,
-    span_of,
-    without_statistics,
-)
-from transconv.compute.sampled_points import SampleOutcome, examine
-from transconv.compute.steps import (
-    Axis,
-    Read,
-    Reduction,
-    Step,
-    Sweep,
-    Sweeps,
-    Value,
-    Write,
-    counted,
-    fresh,
-    needed,
-    render,
-)
-from transconv.compute.symbolic_compute import of_sizes, sizes_of, usual, why_not_any_size, with_examples
-from transconv.compute.workload import (
-    ACC,
-    COMPUTE,
-    Alone,
-    TorchText,
-    Workload,
-    moved,
-    of_examples,
-    product,
-    total,
-)
-
-Algorithm = Compute  # deprecated alias
-
-__all__ = [
-    "ACC",
-    "ACTIVATIONS",
-    "ACTIVATION_ROWS",
-    "BATCH",
-    "BINARY_ROWS",
-    "COMPUTE",
-    "COORDINATES",
-    "END",
-    "FUNCTION_ROWS",
-    "IDENTITY",
-    "OPS",
-    "SHORT",
-    "Algorithm",
-    "Alone",
-    "Answer",
-    "Axis",
-    "AxisSizes",
-    "AxisSpan",
-    "Compute",
-    "Coordinate",
-    "Derivative",
-    "Op",
-    "Pointwise",
-    "Read",
-    "Recorder",
-    "Reduction",
-    "Ref",
-    "SampleOutcome",
-    "Step",
-    "Sweep",
-    "Sweeps",
-    "TensorWindow",
-    "TorchText",
-    "Value",
-    "Workload",
-    "Write",
-    "allowed",
-    "axis_facts",
-    "axis_steps",
-    "axis_strides",
-    "batch_axis",
-    "counted",
-    "describe",
-    "differentiate",
-    "examine",
-    "execute",
-    "fresh",
-    "in_torch",
-    "is_tf32",
-    "kernels",
-    "library",
-    "moved",
-    "named",
-    "needed",
-    "number",
-    "of_any_batch",
-    "of_examples",
-    "of_sizes",
-    "one_line",
-    "outside",
-    "pace",
-    "parse",
-    "parted",
-    "places",
-    "pointwise",
-    "positions",
-    "product",
-    "reaches",
-    "reference",
-    "register",
-    "render",
-    "restricted",
-    "rounds_once",
-    "samples",
-    "share_of",
-    "sizes_of",
-    "span_of",
-    "table",
-    "total",
-    "touched",
-    "transposed",
-    "unregister",
-    "usual",
-    "why_not_all_stored",
-    "why_not_any_size",
-    "why_not_lowered",
-    "why_not_stored",
-    "with_error",
-    "with_examples",
-    "with_reference",
-    "with_roles",
-    "with_samples",
-    "without_statistics",
-    "written",
-]
+from transconv.compute.analysis.axis_roles import axis_steps as axis_steps
+from transconv.compute.analysis.axis_roles import axis_strides as axis_strides
+from transconv.compute.analysis.axis_roles import places as places
+from transconv.compute.analysis.axis_roles import touched as touched
+from transconv.compute.analysis.axis_roles import with_roles as with_roles
+from transconv.compute.analysis.pointwise import IDENTITY as IDENTITY
+from transconv.compute.analysis.pointwise import Pointwise as Pointwise
+from transconv.compute.analysis.pointwise import Recorder as Recorder
+from transconv.compute.analysis.pointwise import Ref as Ref
+from transconv.compute.analysis.pointwise import in_torch as in_torch
+from transconv.compute.analysis.pointwise import number as number
+from transconv.compute.analysis.pointwise import pointwise as pointwise
+from transconv.compute.analysis.pointwise import with_error as with_error
+from transconv.compute.analysis.pointwise import written as written
+from transconv.compute.analysis.rfactor import parted as parted
+from transconv.compute.analysis.store_conflicts import why_not_all_stored as why_not_all_stored
+from transconv.compute.analysis.store_conflicts import why_not_stored as why_not_stored
+from transconv.compute.autodiff.gradient_stores import Derivative as Derivative
+from transconv.compute.autodiff.gradient_stores import differentiate as differentiate
+from transconv.compute.autodiff.gradient_stores import transposed as transposed
+from transconv.compute.autodiff.reverse import reaches as reaches
+from transconv.compute.batch import BATCH as BATCH
+from transconv.compute.batch import batch_axis as batch_axis
+from transconv.compute.batch import of_any_batch as of_any_batch
+from transconv.compute.batch import reference as reference
+from transconv.compute.batch import samples as samples
+from transconv.compute.batch import with_reference as with_reference
+from transconv.compute.batch import with_samples as with_samples
+from transconv.compute.compute import Compute as Compute
+from transconv.compute.elementwise import ACTIVATIONS as ACTIVATIONS
+from transconv.compute.elementwise import OPS as OPS
+from transconv.compute.elementwise import Op as Op
+from transconv.compute.elementwise import named as named
+from transconv.compute.elementwise import register as register
+from transconv.compute.elementwise import table as table
+from transconv.compute.elementwise import unregister as unregister
+from transconv.compute.error_bounds import SHORT as SHORT
+from transconv.compute.error_bounds import allowed as allowed
+from transconv.compute.error_bounds import is_tf32 as is_tf32
+from transconv.compute.error_bounds import rounds_once as rounds_once
+from transconv.compute.error_bounds import share_of as share_of
+from transconv.compute.evaluation import Answer as Answer
+from transconv.compute.evaluation import execute as execute
+from transconv.compute.evaluation import outside as outside
+from transconv.compute.expressions import COORDINATES as COORDINATES
+from transconv.compute.kernel_split import kernels as kernels
+from transconv.compute.kernel_split import why_not_lowered as why_not_lowered
+from transconv.compute.parser import END as END
+from transconv.compute.parser import axis_facts as axis_facts
+from transconv.compute.parser import describe as describe
+from transconv.compute.parser import one_line as one_line
+from transconv.compute.parser import parse as parse
+from transconv.compute.restriction import AxisSizes as AxisSizes
+from transconv.compute.restriction import AxisSpan as AxisSpan
+from transconv.compute.restriction import TensorWindow as TensorWindow
+from transconv.compute.restriction import pace as pace
+from transconv.compute.restriction import positions as positions
+from transconv.compute.restriction import restricted as restricted
+from transconv.compute.restriction import span_of as span_of
+from transconv.compute.restriction import without_statistics as without_statistics
+from transconv.compute.sampled_points import SampleOutcome as SampleOutcome
+from transconv.compute.sampled_points import examine as examine
+from transconv.compute.steps import Axis as Axis
+from transconv.compute.steps import Read as Read
+from transconv.compute.steps import Reduction as Reduction
+from transconv.compute.steps import Step as Step
+from transconv.compute.steps import Sweep as Sweep
+from transconv.compute.steps import Value as Value
+from transconv.compute.steps import Write as Write
+from transconv.compute.steps import counted as counted
+from transconv.compute.steps import fresh as fresh
+from transconv.compute.steps import needed as needed
+from transconv.compute.steps import render as render
+from transconv.compute.symbolic_compute import of_sizes as of_sizes
+from transconv.compute.symbolic_compute import sizes_of as sizes_of
+from transconv.compute.symbolic_compute import usual as usual
+from transconv.compute.symbolic_compute import why_not_any_size as why_not_any_size
+from transconv.compute.symbolic_compute import with_examples as with_examples
+from transconv.compute.workload import ACC as ACC
+from transconv.compute.workload import COMPUTE as COMPUTE
+from transconv.compute.workload import Alone as Alone
+from transconv.compute.workload import TorchText as TorchText
+from transconv.compute.workload import Workload as Workload
+from transconv.compute.workload import moved as moved
+from transconv.compute.workload import of_examples as of_examples
+from transconv.compute.workload import product as product
+from transconv.compute.workload import total as total

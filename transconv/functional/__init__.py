@@ -5,8 +5,8 @@ the reason, by torch. Knows: the torch border and everything below it. Importing
 operators that exported programs name."""
 
 from transconv.functional import computation as computation
+from transconv.functional.calls.dispatch import explain as explain
 from transconv.functional.causal import causal_conv1d_fn, causal_conv1d_update
-from transconv.functional.explanation import explain as explain
 from transconv.functional.norms import (
     batch_norm,
     cross_entropy,

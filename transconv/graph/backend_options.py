@@ -9,11 +9,11 @@ from typing import Any, Protocol
 import torch
 
 from transconv.calls.settings import settings
-from transconv.graph.autotuner import SECONDS
 
 RESTS = ("inductor", "eager")
 CAPTURING = ("reduce-overhead", "max-autotune")  # the modes of torch.compile that ask for CUDA graphs
 TUNING = ("max-autotune", "max-autotune-no-cudagraphs")  # and those that ask for trials
+SECONDS = 120.0  # of trials for one graph, unless the caller gives another budget
 
 
 class CutMemory(Protocol):

@@ -4,356 +4,183 @@ In: nodes. Out: text, well-formedness rules, and their meaning in NumPy, which f
 deadlocks. Knows: nothing above it.
 """
 
-import warnings
-
-from transconv.ir.dtype import (
-    DTYPES,
-    ELSEWHERE,
-    EXACT_TERMS,
-    DType,
-    Rounding,
-    RowTable,
-    bf16,
-    boolean,
-    f8e4m3,
-    f8e5m2,
-    f16,
-    f32,
-    f64,
-    i8,
-    i32,
-    i64,
-    index,
-    index64,
-    multiplied,
-    multiplied_as,
-    promote,
-    tf32,
-    type_named,
-    u8,
-)
-from transconv.ir.expr import (
-    FALSE,
-    ONE,
-    TRUE,
-    ZERO,
-    Add,
-    And,
-    Arithmetic,
-    Binary,
-    Compare,
-    Const,
-    Div,
-    Eq,
-    Expr,
-    FloorDiv,
-    Lane,
-    Le,
-    Like,
-    Logic,
-    Lt,
-    Max,
-    Min,
-    Mod,
-    Mul,
-    Ne,
-    Neg,
-    Not,
-    Or,
-    Shl,
-    Shr,
-    Sub,
-    Unary,
-    Var,
-    Xor,
-    as_expr,
-)
-from transconv.ir.functions.calls import CALLS, REDUCERS, Callee, helpers, reducer_of
-from transconv.ir.functions.packed_bytes import BYTES, PRODUCTS, SHIFTED
-from transconv.ir.functions.rounding import (
-    SHORT,
-    chances,
-    convert,
-    held_constant,
-    is_near,
-    multiply_add,
-    one_of_two,
-    wrapped,
-)
-from transconv.ir.functions.saturation import at_random, divided, is_number, saturated
-from transconv.ir.functions.size_values import MEANING, Values, function_of, python_of, value_at, values_of
-from transconv.ir.interp.evaluate import Array, Evaluator, Fault, InterpError, Memory, contract, offsets_of
-from transconv.ir.interp.kernel import run
-from transconv.ir.layout import Layout, LayoutBlock
-from transconv.ir.node import Node, ObjectMap, ObjectSet, field_values, node
-from transconv.ir.operations import (
-    Call,
-    Cast,
-    Reduce,
-    Renamed,
-    Select,
-    Spread,
-    addends,
-    all_of,
-    conjuncts,
-    eq,
-    maximum,
-    minimum,
-    ne,
-    select,
-    sum_of,
-)
-from transconv.ir.printer import readable
-from transconv.ir.rules.names import LAUNCH, why_not_depth, why_not_name, why_not_text
-from transconv.ir.rules.verifier import LEVELS, VerifyError, verify
-from transconv.ir.sizes import LARGEST_SIZE, Size, Sizes, sizes_told, strictest, text_of
-from transconv.ir.stmt import (
-    ARRIVE,
-    ASSUME,
-    ATOMIC_ADD,
-    DOT_ASYNC,
-    DOT_WAIT,
-    EXPECT,
-    FENCE,
-    FUNCS,
-    PART_WAIT,
-    SEND_WAIT,
-    WAIT,
-    Alloc,
-    Barrier,
-    BoxStore,
-    Comment,
-    Fetch,
-    For,
-    Func,
-    FuncCall,
-    If,
-    Kernel,
-    Let,
-    Put,
-    Role,
-    Roles,
-    Send,
-    Seq,
-    Shared,
-    SlotTile,
-    SmemRing,
-    Stmt,
-    Store,
-    Update,
-    dot,
-    partial,
-    seq,
-    statements,
-    store,
-)
-from transconv.ir.tensor import BoxLoad, Load, MemoryRead, Tensor, View, ViewDim
-from transconv.ir.visit import (
-    ExprMutator,
-    Mutator,
-    Visitor,
-    bound_vars,
-    find,
-    free_vars,
-    lanes_of,
-    rewrite,
-    substitute,
-    updated,
-    walk,
-)
-
-__all__ = [
-    "ARRIVE",
-    "ASSUME",
-    "ATOMIC_ADD",
-    "BYTES",
-    "CALLS",
-    "DOT_ASYNC",
-    "DOT_WAIT",
-    "DTYPES",
-    "ELSEWHERE",
-    "EXACT_TERMS",
-    "EXPECT",
-    "FALSE",
-    "FENCE",
-    "FUNCS",
-    "LARGEST_SIZE",
-    "LAUNCH",
-    "LEVELS",
-    "MEANING",
-    "ONE",
-    "PART_WAIT",
-    "PRODUCTS",
-    "REDUCERS",
-    "SEND_WAIT",
-    "SHIFTED",
-    "SHORT",
-    "TRUE",
-    "WAIT",
-    "ZERO",
-    "Add",
-    "Alloc",
-    "And",
-    "Arithmetic",
-    "Array",
-    "Barrier",
-    "Binary",
-    "BoxLoad",
-    "BoxStore",
-    "Call",
-    "Callee",
-    "Cast",
-    "Comment",
-    "Compare",
-    "Const",
-    "DType",
-    "Div",
-    "Eq",
-    "Evaluator",
-    "Expr",
-    "ExprMutator",
-    "Fault",
-    "Fetch",
-    "FloorDiv",
-    "For",
-    "Func",
-    "FuncCall",
-    "If",
-    "InterpError",
-    "Kernel",
-    "Lane",
-    "Layout",
-    "LayoutBlock",
-    "Le",
-    "Let",
-    "Like",
-    "Load",
-    "Logic",
-    "Lt",
-    "Max",
-    "Memory",
-    "MemoryRead",
-    "Min",
-    "Mod",
-    "Mul",
-    "Mutator",
-    "Ne",
-    "Neg",
-    "Node",
-    "Not",
-    "ObjectMap",
-    "ObjectSet",
-    "Or",
-    "Put",
-    "Reduce",
-    "Renamed",
-    "Role",
-    "Roles",
-    "Rounding",
-    "RowTable",
-    "Select",
-    "Send",
-    "Seq",
-    "Shared",
-    "Shl",
-    "Shr",
-    "Size",
-    "Sizes",
-    "SlotTile",
-    "SmemRing",
-    "Spread",
-    "Stmt",
-    "Store",
-    "Sub",
-    "Tensor",
-    "Unary",
-    "Update",
-    "Values",
-    "Var",
-    "VerifyError",
-    "View",
-    "ViewDim",
-    "Visitor",
-    "Xor",
-    "addends",
-    "all_of",
-    "as_expr",
-    "at_random",
-    "bf16",
-    "boolean",
-    "bound_vars",
-    "chances",
-    "conjuncts",
-    "contract",
-    "convert",
-    "divided",
-    "dot",
-    "eq",
-    "f8e4m3",
-    "f8e5m2",
-    "f16",
-    "f32",
-    "f64",
-    "field_values",
-    "find",
-    "free_vars",
-    "function_of",
-    "held_constant",
-    "helpers",
-    "i8",
-    "i32",
-    "i64",
-    "index",
-    "index64",
-    "is_near",
-    "is_number",
-    "lanes_of",
-    "maximum",
-    "minimum",
-    "multiplied",
-    "multiplied_as",
-    "multiply_add",
-    "ne",
-    "node",
-    "offsets_of",
-    "one_of_two",
-    "partial",
-    "promote",
-    "python_of",
-    "readable",
-    "reducer_of",
-    "rewrite",
-    "run",
-    "saturated",
-    "select",
-    "seq",
-    "sizes_told",
-    "statements",
-    "store",
-    "strictest",
-    "substitute",
-    "sum_of",
-    "text_of",
-    "tf32",
-    "type_named",
-    "u8",
-    "updated",
-    "value_at",
-    "values_of",
-    "verify",
-    "walk",
-    "why_not_depth",
-    "why_not_name",
-    "why_not_text",
-    "wrapped",
-]
-
-_BEFORE = {"Buffer": "SmemRing", "Piece": "SlotTile", "Read": "MemoryRead"}  # names that 0.2 will not have
-
-
-def __getattr__(name: str) -> type:
-    if name not in _BEFORE:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    warnings.warn(f"transconv.ir.{name} is now {_BEFORE[name]}", DeprecationWarning, stacklevel=2)
-    found: type = globals()[_BEFORE[name]]
-    return found
+from transconv.ir.dtype import DTYPES as DTYPES
+from transconv.ir.dtype import ELSEWHERE as ELSEWHERE
+from transconv.ir.dtype import EXACT_TERMS as EXACT_TERMS
+from transconv.ir.dtype import DType as DType
+from transconv.ir.dtype import Rounding as Rounding
+from transconv.ir.dtype import RowTable as RowTable
+from transconv.ir.dtype import bf16 as bf16
+from transconv.ir.dtype import boolean as boolean
+from transconv.ir.dtype import f8e4m3 as f8e4m3
+from transconv.ir.dtype import f8e5m2 as f8e5m2
+from transconv.ir.dtype import f16 as f16
+from transconv.ir.dtype import f32 as f32
+from transconv.ir.dtype import f64 as f64
+from transconv.ir.dtype import i8 as i8
+from transconv.ir.dtype import i32 as i32
+from transconv.ir.dtype import i64 as i64
+from transconv.ir.dtype import index as index
+from transconv.ir.dtype import index64 as index64
+from transconv.ir.dtype import multiplied as multiplied
+from transconv.ir.dtype import multiplied_as as multiplied_as
+from transconv.ir.dtype import promote as promote
+from transconv.ir.dtype import tf32 as tf32
+from transconv.ir.dtype import type_named as type_named
+from transconv.ir.dtype import u8 as u8
+from transconv.ir.expr import FALSE as FALSE
+from transconv.ir.expr import ONE as ONE
+from transconv.ir.expr import TRUE as TRUE
+from transconv.ir.expr import ZERO as ZERO
+from transconv.ir.expr import Add as Add
+from transconv.ir.expr import And as And
+from transconv.ir.expr import Arithmetic as Arithmetic
+from transconv.ir.expr import Binary as Binary
+from transconv.ir.expr import Compare as Compare
+from transconv.ir.expr import Const as Const
+from transconv.ir.expr import Div as Div
+from transconv.ir.expr import Eq as Eq
+from transconv.ir.expr import Expr as Expr
+from transconv.ir.expr import FloorDiv as FloorDiv
+from transconv.ir.expr import Lane as Lane
+from transconv.ir.expr import Le as Le
+from transconv.ir.expr import Logic as Logic
+from transconv.ir.expr import Lt as Lt
+from transconv.ir.expr import Max as Max
+from transconv.ir.expr import Min as Min
+from transconv.ir.expr import Mod as Mod
+from transconv.ir.expr import Mul as Mul
+from transconv.ir.expr import Ne as Ne
+from transconv.ir.expr import Neg as Neg
+from transconv.ir.expr import Not as Not
+from transconv.ir.expr import Or as Or
+from transconv.ir.expr import Shl as Shl
+from transconv.ir.expr import Shr as Shr
+from transconv.ir.expr import Sub as Sub
+from transconv.ir.expr import Var as Var
+from transconv.ir.expr import Xor as Xor
+from transconv.ir.expr import as_expr as as_expr
+from transconv.ir.functions.calls import CALLS as CALLS
+from transconv.ir.functions.calls import REDUCERS as REDUCERS
+from transconv.ir.functions.calls import Callee as Callee
+from transconv.ir.functions.calls import helpers as helpers
+from transconv.ir.functions.calls import reducer_of as reducer_of
+from transconv.ir.functions.packed_bytes import BYTES as BYTES
+from transconv.ir.functions.packed_bytes import PRODUCTS as PRODUCTS
+from transconv.ir.functions.packed_bytes import SHIFTED as SHIFTED
+from transconv.ir.functions.rounding import SHORT as SHORT
+from transconv.ir.functions.rounding import chances as chances
+from transconv.ir.functions.rounding import convert as convert
+from transconv.ir.functions.rounding import held_constant as held_constant
+from transconv.ir.functions.rounding import is_near as is_near
+from transconv.ir.functions.rounding import multiply_add as multiply_add
+from transconv.ir.functions.rounding import one_of_two as one_of_two
+from transconv.ir.functions.rounding import wrapped as wrapped
+from transconv.ir.functions.saturation import at_random as at_random
+from transconv.ir.functions.saturation import divided as divided
+from transconv.ir.functions.saturation import is_number as is_number
+from transconv.ir.functions.saturation import saturated as saturated
+from transconv.ir.functions.size_values import MEANING as MEANING
+from transconv.ir.functions.size_values import Values as Values
+from transconv.ir.functions.size_values import function_of as function_of
+from transconv.ir.functions.size_values import python_of as python_of
+from transconv.ir.functions.size_values import value_at as value_at
+from transconv.ir.functions.size_values import values_of as values_of
+from transconv.ir.interp.evaluate import Array as Array
+from transconv.ir.interp.evaluate import Evaluator as Evaluator
+from transconv.ir.interp.evaluate import Fault as Fault
+from transconv.ir.interp.evaluate import InterpError as InterpError
+from transconv.ir.interp.evaluate import Memory as Memory
+from transconv.ir.interp.evaluate import contract as contract
+from transconv.ir.interp.evaluate import offsets_of as offsets_of
+from transconv.ir.interp.kernel import run as run
+from transconv.ir.layout import Layout as Layout
+from transconv.ir.layout import LayoutBlock as LayoutBlock
+from transconv.ir.node import Node as Node
+from transconv.ir.node import ObjectMap as ObjectMap
+from transconv.ir.node import ObjectSet as ObjectSet
+from transconv.ir.node import field_values as field_values
+from transconv.ir.node import node as node
+from transconv.ir.operations import Call as Call
+from transconv.ir.operations import Cast as Cast
+from transconv.ir.operations import Reduce as Reduce
+from transconv.ir.operations import Renamed as Renamed
+from transconv.ir.operations import Select as Select
+from transconv.ir.operations import Spread as Spread
+from transconv.ir.operations import addends as addends
+from transconv.ir.operations import all_of as all_of
+from transconv.ir.operations import conjuncts as conjuncts
+from transconv.ir.operations import eq as eq
+from transconv.ir.operations import maximum as maximum
+from transconv.ir.operations import minimum as minimum
+from transconv.ir.operations import ne as ne
+from transconv.ir.operations import select as select
+from transconv.ir.operations import sum_of as sum_of
+from transconv.ir.printer import readable as readable
+from transconv.ir.rules.names import LAUNCH as LAUNCH
+from transconv.ir.rules.names import why_not_depth as why_not_depth
+from transconv.ir.rules.names import why_not_name as why_not_name
+from transconv.ir.rules.names import why_not_text as why_not_text
+from transconv.ir.rules.verifier import LEVELS as LEVELS
+from transconv.ir.rules.verifier import VerifyError as VerifyError
+from transconv.ir.rules.verifier import verify as verify
+from transconv.ir.sizes import LARGEST_SIZE as LARGEST_SIZE
+from transconv.ir.sizes import Size as Size
+from transconv.ir.sizes import Sizes as Sizes
+from transconv.ir.sizes import sizes_told as sizes_told
+from transconv.ir.sizes import strictest as strictest
+from transconv.ir.sizes import text_of as text_of
+from transconv.ir.stmt import ARRIVE as ARRIVE
+from transconv.ir.stmt import ASSUME as ASSUME
+from transconv.ir.stmt import ATOMIC_ADD as ATOMIC_ADD
+from transconv.ir.stmt import DOT_ASYNC as DOT_ASYNC
+from transconv.ir.stmt import DOT_WAIT as DOT_WAIT
+from transconv.ir.stmt import EXPECT as EXPECT
+from transconv.ir.stmt import FENCE as FENCE
+from transconv.ir.stmt import PART_WAIT as PART_WAIT
+from transconv.ir.stmt import SEND_WAIT as SEND_WAIT
+from transconv.ir.stmt import WAIT as WAIT
+from transconv.ir.stmt import Alloc as Alloc
+from transconv.ir.stmt import Barrier as Barrier
+from transconv.ir.stmt import BoxStore as BoxStore
+from transconv.ir.stmt import Comment as Comment
+from transconv.ir.stmt import Fetch as Fetch
+from transconv.ir.stmt import For as For
+from transconv.ir.stmt import Func as Func
+from transconv.ir.stmt import FuncCall as FuncCall
+from transconv.ir.stmt import If as If
+from transconv.ir.stmt import Kernel as Kernel
+from transconv.ir.stmt import Let as Let
+from transconv.ir.stmt import Put as Put
+from transconv.ir.stmt import Role as Role
+from transconv.ir.stmt import Roles as Roles
+from transconv.ir.stmt import Send as Send
+from transconv.ir.stmt import Seq as Seq
+from transconv.ir.stmt import Shared as Shared
+from transconv.ir.stmt import SlotTile as SlotTile
+from transconv.ir.stmt import SmemRing as SmemRing
+from transconv.ir.stmt import Stmt as Stmt
+from transconv.ir.stmt import Store as Store
+from transconv.ir.stmt import Update as Update
+from transconv.ir.stmt import dot as dot
+from transconv.ir.stmt import partial as partial
+from transconv.ir.stmt import seq as seq
+from transconv.ir.stmt import statements as statements
+from transconv.ir.stmt import store as store
+from transconv.ir.tensor import BoxLoad as BoxLoad
+from transconv.ir.tensor import Load as Load
+from transconv.ir.tensor import MemoryRead as MemoryRead
+from transconv.ir.tensor import Tensor as Tensor
+from transconv.ir.tensor import View as View
+from transconv.ir.tensor import ViewDim as ViewDim
+from transconv.ir.visit import ExprMutator as ExprMutator
+from transconv.ir.visit import Mutator as Mutator
+from transconv.ir.visit import Visitor as Visitor
+from transconv.ir.visit import bound_vars as bound_vars
+from transconv.ir.visit import find as find
+from transconv.ir.visit import free_vars as free_vars
+from transconv.ir.visit import lanes_of as lanes_of
+from transconv.ir.visit import rewrite as rewrite
+from transconv.ir.visit import substitute as substitute
+from transconv.ir.visit import updated as updated
+from transconv.ir.visit import walk as walk

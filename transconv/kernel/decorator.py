@@ -23,14 +23,14 @@ from transconv.ir import CALLS, Call, find
 from transconv.kernel.annotations import Group, KernelCall, Meant
 from transconv.kernel.device_functions import func, intrinsic
 from transconv.kernel.launch.arguments import Arguments, as_tensor, plain_number, spanned, tensors_of
-from transconv.kernel.launch.declaration import AskedResults, KernelDeclaration, Recipe, returned
-from transconv.kernel.launch.kernel_plan import (
-    CompiledKernel,
-    KernelRequest,
-    LoweredKernel,
-    compiled,
+from transconv.kernel.launch.declaration import (
+    AskedResults,
+    KernelDeclaration,
+    Recipe,
+    returned,
     signature,
 )
+from transconv.kernel.launch.kernel_plan import CompiledKernel, KernelRequest, LoweredKernel, compiled
 from transconv.kernel.launch.lowering import explained, lowered
 from transconv.kernel.launch.torch_operator import Results, as_operator
 from transconv.kernel.launch.trace_digest import Untold, trace_digest

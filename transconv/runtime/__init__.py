@@ -4,130 +4,69 @@ In: a workload, a target. Out: a plan whose first result was checked. Knows: eve
 """
 
 from transconv.backend_triton import torch_internals as torch_internals
-from transconv.runtime.cache_bundle import BundleContents, info, pack, unpack
+from transconv.runtime.cache_bundle import info as info
+from transconv.runtime.cache_bundle import pack as pack
+from transconv.runtime.cache_bundle import unpack as unpack
 from transconv.runtime.compilation import rehearsal_thread as rehearsal_thread
-from transconv.runtime.compilation.async_compile import (
-    ahead,
-    begin_processes,
-    beside,
-    cores,
-    expect,
-    helpers,
-    is_ready,
-    ready,
-    state,
-    was_awaited,
-    withdraw,
-)
-from transconv.runtime.compilation.batch_compile import BatchCompile, Prepared, begin, prepare, rank
-from transconv.runtime.compilation.plan_request import (
-    COMPILING,
-    NEVER,
-    Batch,
-    PlanRequest,
-    Waiting,
-    collect,
-    collecting,
-    is_collecting,
-)
-from transconv.runtime.compilation.recompilation import Compared, compare
-from transconv.runtime.compiler import build, build_compute, build_scheduled, forget, plan, replan
-from transconv.runtime.first_run_check import beside_samples, by_samples, first_result
-from transconv.runtime.launch import (
-    SIZES,
-    Copy,
-    FirstSizes,
-    Launch,
-    Spaces,
-    WeightPrepack,
-    apart,
-    on_device,
-)
-from transconv.runtime.operands import Wanted, is_capturing
-from transconv.runtime.plans import Plan, PlanStep
-from transconv.runtime.registry import ChosenPlan, RegisteredPlan, Registry
-from transconv.runtime.steps import (
-    Choose,
-    Planned,
-    estimated,
-    header,
-    is_estimated,
-    job_of,
-    kernel_name,
-    main_computations,
-    microseconds,
-    one_kernel_plan,
-    plan_steps,
-)
-from transconv.selection import register_reader
-from transconv.support import Cache
-
-__all__ = [
-    "COMPILING",
-    "NEVER",
-    "SIZES",
-    "Batch",
-    "BatchCompile",
-    "BundleContents",
-    "Cache",
-    "Choose",
-    "ChosenPlan",
-    "Compared",
-    "Copy",
-    "FirstSizes",
-    "Launch",
-    "Plan",
-    "PlanRequest",
-    "PlanStep",
-    "Planned",
-    "Prepared",
-    "RegisteredPlan",
-    "Registry",
-    "Spaces",
-    "Waiting",
-    "Wanted",
-    "WeightPrepack",
-    "ahead",
-    "apart",
-    "begin",
-    "begin_processes",
-    "beside",
-    "beside_samples",
-    "build",
-    "build_compute",
-    "build_scheduled",
-    "by_samples",
-    "collect",
-    "collecting",
-    "compare",
-    "cores",
-    "estimated",
-    "expect",
-    "first_result",
-    "forget",
-    "header",
-    "helpers",
-    "info",
-    "is_capturing",
-    "is_collecting",
-    "is_estimated",
-    "is_ready",
-    "job_of",
-    "kernel_name",
-    "main_computations",
-    "microseconds",
-    "on_device",
-    "one_kernel_plan",
-    "pack",
-    "plan",
-    "plan_steps",
-    "prepare",
-    "rank",
-    "ready",
-    "register_reader",
-    "replan",
-    "state",
-    "unpack",
-    "was_awaited",
-    "withdraw",
-]
+from transconv.runtime.compilation.async_compile import ahead as ahead
+from transconv.runtime.compilation.async_compile import begin_processes as begin_processes
+from transconv.runtime.compilation.async_compile import beside as beside
+from transconv.runtime.compilation.async_compile import cores as cores
+from transconv.runtime.compilation.async_compile import expect as expect
+from transconv.runtime.compilation.async_compile import helpers as helpers
+from transconv.runtime.compilation.async_compile import is_ready as is_ready
+from transconv.runtime.compilation.async_compile import ready as ready
+from transconv.runtime.compilation.async_compile import state as state
+from transconv.runtime.compilation.async_compile import was_awaited as was_awaited
+from transconv.runtime.compilation.async_compile import withdraw as withdraw
+from transconv.runtime.compilation.batch_compile import BatchCompile as BatchCompile
+from transconv.runtime.compilation.batch_compile import Prepared as Prepared
+from transconv.runtime.compilation.batch_compile import begin as begin
+from transconv.runtime.compilation.batch_compile import prepare as prepare
+from transconv.runtime.compilation.batch_compile import rank as rank
+from transconv.runtime.compilation.plan_request import COMPILING as COMPILING
+from transconv.runtime.compilation.plan_request import NEVER as NEVER
+from transconv.runtime.compilation.plan_request import Batch as Batch
+from transconv.runtime.compilation.plan_request import PlanRequest as PlanRequest
+from transconv.runtime.compilation.plan_request import Waiting as Waiting
+from transconv.runtime.compilation.plan_request import collect as collect
+from transconv.runtime.compilation.plan_request import collecting as collecting
+from transconv.runtime.compilation.plan_request import is_collecting as is_collecting
+from transconv.runtime.compilation.recompilation import compare as compare
+from transconv.runtime.compiler import build as build
+from transconv.runtime.compiler import build_compute as build_compute
+from transconv.runtime.compiler import build_scheduled as build_scheduled
+from transconv.runtime.compiler import forget as forget
+from transconv.runtime.compiler import plan as plan
+from transconv.runtime.compiler import replan as replan
+from transconv.runtime.first_run_check import beside_samples as beside_samples
+from transconv.runtime.first_run_check import by_samples as by_samples
+from transconv.runtime.first_run_check import first_result as first_result
+from transconv.runtime.launch import SIZES as SIZES
+from transconv.runtime.launch import Copy as Copy
+from transconv.runtime.launch import FirstSizes as FirstSizes
+from transconv.runtime.launch import Launch as Launch
+from transconv.runtime.launch import Spaces as Spaces
+from transconv.runtime.launch import WeightPrepack as WeightPrepack
+from transconv.runtime.launch import apart as apart
+from transconv.runtime.launch import on_device as on_device
+from transconv.runtime.operands import Wanted as Wanted
+from transconv.runtime.operands import is_capturing as is_capturing
+from transconv.runtime.plans import Plan as Plan
+from transconv.runtime.plans import PlanStep as PlanStep
+from transconv.runtime.registry import ChosenPlan as ChosenPlan
+from transconv.runtime.registry import RegisteredPlan as RegisteredPlan
+from transconv.runtime.registry import Registry as Registry
+from transconv.runtime.steps import Choose as Choose
+from transconv.runtime.steps import Planned as Planned
+from transconv.runtime.steps import estimated as estimated
+from transconv.runtime.steps import header as header
+from transconv.runtime.steps import is_estimated as is_estimated
+from transconv.runtime.steps import job_of as job_of
+from transconv.runtime.steps import kernel_name as kernel_name
+from transconv.runtime.steps import main_computations as main_computations
+from transconv.runtime.steps import microseconds as microseconds
+from transconv.runtime.steps import one_kernel_plan as one_kernel_plan
+from transconv.runtime.steps import plan_steps as plan_steps
+from transconv.selection import register_reader as register_reader
+from transconv.support import Cache as Cache

@@ -62,14 +62,9 @@ class BundleContents:
 
     def __str__(self) -> str:
         chips = ", ".join(f"{n} plans for {chip}" for chip, n in sorted(self.plans.items())) or "no plans"
-        head = f"{chips}; {self.kernels} compiled kernels, {self.bytes / 1e6:.1f} megabytes"
-        return "\n".join(
-            [
-                head,
-                *(f"ignored: {line}" for line in self.ignored),
-                *([f"digest {self.digest}"] if self.digest else []),
-            ]
-        )
+        lines = [f"{chips}; {self.kernels} compiled kernels, {self.bytes / 1e6:.1f} megabytes"]
+        lines += [f"ignored: {line}" for line in self.ignored]
+        return "\n".join([*lines, f"digest {self.digest}"] if self.digest else lines)
 
 
 def versions() -> dict[str, str]:
@@ -85,11 +80,7 @@ def info() -> BundleContents:
 def pack(path: Path) -> BundleContents:
     """Write all plans of this version, and their machine code, to a file, atomically. Raises OSError."""
     members = _members()
-    manifest = {
-        "format": FORMAT,
-        **versions(),
-        "members": {name: _digest(data) for name, data in members.items()},
-    }
+    manifest = {"format": FORMAT, **versions(), "members": {n: _digest(d) for n, d in members.items()}}
     manifest["seal"] = _sealed(manifest)
     fresh = path.with_name(f".{path.name[:100]}.{os.getpid()}")
     try:
@@ -244,9 +235,8 @@ def _read_file(path: Path, file: IO[bytes]) -> tuple[dict[str, Any], dict[str, b
     try:
         with zipfile.ZipFile(file) as archive:
             infos = {i.filename: i for i in archive.infolist()}
-            if sum(i.file_size for i in infos.values()) > MOST or any(
-                i.file_size > LONGEST for i in infos.values()
-            ):
+            sizes = [i.file_size for i in infos.values()]
+            if sum(sizes) > MOST or max(sizes, default=0) > LONGEST:
                 raise ValueError(f"{path}: has more than {MOST} bytes, or a member of more than {LONGEST}")
             manifest = json.loads(archive.read(MANIFEST))
             told = manifest["members"]
@@ -255,15 +245,7 @@ def _read_file(path: Path, file: IO[bytes]) -> tuple[dict[str, Any], dict[str, b
             if odd := [n for n in told if not _NAME.fullmatch(n)]:
                 raise ValueError(f"{path}: {odd[0]!r} is no name of a member")
             members = {n: archive.read(n) for n in told}
-    except (
-        zipfile.BadZipFile,
-        KeyError,
-        TypeError,
-        RecursionError,
-        UnicodeDecodeError,
-        NotImplementedError,
-        EOFError,
-    ) as error:
+    except (zipfile.BadZipFile, KeyError, TypeError, RuntimeError, UnicodeDecodeError, EOFError) as error:
         raise ValueError(f"{path}: this is no packed cache, or it is damaged ({error})") from error
     if wrong := [n for n, data in members.items() if _digest(data) != told[n]]:
         raise ValueError(f"{path}: {wrong[0]} was changed or is damaged; nothing is read from it")

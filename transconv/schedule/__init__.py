@@ -3,173 +3,80 @@
 In: a computation, a target, a schedule. Out: None, or why not in a sentence. Knows: compute, target.
 """
 
-from transconv.schedule.counts import (
-    QUAD,
-    ROWS,
-    WARP_GROUP,
-    ahead,
-    ahead_bytes,
-    by_tile,
-    chain,
-    has_quads,
-    k_steps,
-    lanes,
-    moves_sums,
-    needed,
-    product_columns,
-    programs,
-    sides,
-    tile,
-    tiles_along,
-)
-from transconv.schedule.legality import most_sums, of_any_size, why_not
-from transconv.schedule.schedule import Block, Schedule
-from transconv.schedule.schedule import register as register_word
-from transconv.schedule.schedule import unregister as unregister_word
-from transconv.schedule.tiles.box_dimensions import ENGINE_ALIGN, INTEGERS, ROW, fewest_positions
-from transconv.schedule.tiles.boxes import Box, box_of, pile
-from transconv.schedule.tiles.copy_kernels import Scheduled, is_copy, rounds, share
-from transconv.schedule.tiles.merging import inner_feature
-from transconv.schedule.tiles.packing import (
-    FEATURES,
-    diagonal,
-    innermost,
-    reads_along,
-    row_of,
-    rows_of_features,
-    wants_rounding,
-    why_not_copied,
-    why_not_framed,
-    why_not_rows,
-)
-from transconv.schedule.tiles.partial_results import (
-    PROGRAM,
-    along,
-    carried,
-    divided,
-    finishes,
-    groups,
-    kept,
-    left_bytes,
-    part_spaces,
-    parts_of,
-    reduced_sides,
-    told,
-    within,
-    within_places,
-)
-from transconv.schedule.tiles.shared_memory import (
-    behind_bytes,
-    boxes_behind,
-    in_place,
-    result_boxes,
-    result_bytes,
-    shared_bytes,
-    tiles_of_a_stage,
-    told_behind,
-    transposed_bytes,
-    why_not_behind,
-)
-from transconv.schedule.word_rules import LONGEST, MOST_WRITTEN, why_not_early
-from transconv.schedule.words import (
-    PRICED,
-    PROPOSING,
-    WORDS,
-    Such,
-    Word,
-    in_registers,
-    is_framed,
-    with_letter,
-    without,
-    words,
-)
-from transconv.schedule.words import registered as registered_words
-from transconv.schedule.words import table as words_table
-
-__all__ = [
-    "ENGINE_ALIGN",
-    "FEATURES",
-    "INTEGERS",
-    "LONGEST",
-    "MOST_WRITTEN",
-    "PRICED",
-    "PROGRAM",
-    "PROPOSING",
-    "QUAD",
-    "ROW",
-    "ROWS",
-    "WARP_GROUP",
-    "WORDS",
-    "Block",
-    "Box",
-    "Schedule",
-    "Scheduled",
-    "Such",
-    "Word",
-    "ahead",
-    "ahead_bytes",
-    "along",
-    "behind_bytes",
-    "box_of",
-    "boxes_behind",
-    "by_tile",
-    "carried",
-    "chain",
-    "diagonal",
-    "divided",
-    "fewest_positions",
-    "finishes",
-    "groups",
-    "has_quads",
-    "in_place",
-    "in_registers",
-    "inner_feature",
-    "innermost",
-    "is_copy",
-    "is_framed",
-    "k_steps",
-    "kept",
-    "lanes",
-    "left_bytes",
-    "most_sums",
-    "moves_sums",
-    "needed",
-    "of_any_size",
-    "part_spaces",
-    "parts_of",
-    "pile",
-    "product_columns",
-    "programs",
-    "reads_along",
-    "reduced_sides",
-    "register_word",
-    "registered_words",
-    "result_boxes",
-    "result_bytes",
-    "rounds",
-    "row_of",
-    "rows_of_features",
-    "share",
-    "shared_bytes",
-    "sides",
-    "tile",
-    "tiles_along",
-    "tiles_of_a_stage",
-    "told",
-    "told_behind",
-    "transposed_bytes",
-    "unregister_word",
-    "wants_rounding",
-    "why_not",
-    "why_not_behind",
-    "why_not_copied",
-    "why_not_early",
-    "why_not_framed",
-    "why_not_rows",
-    "with_letter",
-    "within",
-    "within_places",
-    "without",
-    "words",
-    "words_table",
-]
+from transconv.schedule.counts import QUAD as QUAD
+from transconv.schedule.counts import ROWS as ROWS
+from transconv.schedule.counts import ahead as ahead
+from transconv.schedule.counts import ahead_bytes as ahead_bytes
+from transconv.schedule.counts import by_tile as by_tile
+from transconv.schedule.counts import chain as chain
+from transconv.schedule.counts import has_quads as has_quads
+from transconv.schedule.counts import k_steps as k_steps
+from transconv.schedule.counts import lanes as lanes
+from transconv.schedule.counts import moves_sums as moves_sums
+from transconv.schedule.counts import needed as needed
+from transconv.schedule.counts import programs as programs
+from transconv.schedule.counts import sides as sides
+from transconv.schedule.counts import tile as tile
+from transconv.schedule.counts import tiles_along as tiles_along
+from transconv.schedule.legality import most_sums as most_sums
+from transconv.schedule.legality import of_any_size as of_any_size
+from transconv.schedule.legality import why_not as why_not
+from transconv.schedule.schedule import Block as Block
+from transconv.schedule.schedule import Schedule as Schedule
+from transconv.schedule.schedule import register_word as register_word
+from transconv.schedule.schedule import unregister_word as unregister_word
+from transconv.schedule.tiles.box_dimensions import ENGINE_ALIGN as ENGINE_ALIGN
+from transconv.schedule.tiles.box_dimensions import INTEGERS as INTEGERS
+from transconv.schedule.tiles.box_dimensions import ROW as ROW
+from transconv.schedule.tiles.box_dimensions import fewest_positions as fewest_positions
+from transconv.schedule.tiles.boxes import Box as Box
+from transconv.schedule.tiles.boxes import box_of as box_of
+from transconv.schedule.tiles.boxes import pile as pile
+from transconv.schedule.tiles.copy_kernels import Scheduled as Scheduled
+from transconv.schedule.tiles.copy_kernels import is_copy as is_copy
+from transconv.schedule.tiles.copy_kernels import rounds as rounds
+from transconv.schedule.tiles.copy_kernels import share as share
+from transconv.schedule.tiles.merging import inner_feature as inner_feature
+from transconv.schedule.tiles.packing import FEATURES as FEATURES
+from transconv.schedule.tiles.packing import diagonal as diagonal
+from transconv.schedule.tiles.packing import innermost as innermost
+from transconv.schedule.tiles.packing import row_of as row_of
+from transconv.schedule.tiles.packing import rows_of_features as rows_of_features
+from transconv.schedule.tiles.packing import wants_rounding as wants_rounding
+from transconv.schedule.tiles.packing import why_not_copied as why_not_copied
+from transconv.schedule.tiles.packing import why_not_framed as why_not_framed
+from transconv.schedule.tiles.packing import why_not_rows as why_not_rows
+from transconv.schedule.tiles.partial_results import PROGRAM as PROGRAM
+from transconv.schedule.tiles.partial_results import along as along
+from transconv.schedule.tiles.partial_results import carried as carried
+from transconv.schedule.tiles.partial_results import divided as divided
+from transconv.schedule.tiles.partial_results import finishes as finishes
+from transconv.schedule.tiles.partial_results import groups as groups
+from transconv.schedule.tiles.partial_results import kept as kept
+from transconv.schedule.tiles.partial_results import part_spaces as part_spaces
+from transconv.schedule.tiles.partial_results import parts_of as parts_of
+from transconv.schedule.tiles.partial_results import told as told
+from transconv.schedule.tiles.partial_results import within as within
+from transconv.schedule.tiles.partial_results import within_places as within_places
+from transconv.schedule.tiles.shared_memory import boxes_behind as boxes_behind
+from transconv.schedule.tiles.shared_memory import in_place as in_place
+from transconv.schedule.tiles.shared_memory import result_boxes as result_boxes
+from transconv.schedule.tiles.shared_memory import shared_bytes as shared_bytes
+from transconv.schedule.tiles.shared_memory import told_behind as told_behind
+from transconv.schedule.tiles.shared_memory import transposed_bytes as transposed_bytes
+from transconv.schedule.tiles.shared_memory import why_not_behind as why_not_behind
+from transconv.schedule.word_rules import LONGEST as LONGEST
+from transconv.schedule.word_rules import MOST_WRITTEN as MOST_WRITTEN
+from transconv.schedule.word_rules import why_not_early as why_not_early
+from transconv.schedule.words import PRICED as PRICED
+from transconv.schedule.words import PROPOSING as PROPOSING
+from transconv.schedule.words import WORDS as WORDS
+from transconv.schedule.words import Such as Such
+from transconv.schedule.words import Word as Word
+from transconv.schedule.words import in_registers as in_registers
+from transconv.schedule.words import is_framed as is_framed
+from transconv.schedule.words import registered_words as registered_words
+from transconv.schedule.words import with_letter as with_letter
+from transconv.schedule.words import without as without
+from transconv.schedule.words import words as words
+from transconv.schedule.words import words_table as words_table

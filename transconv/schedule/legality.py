@@ -42,7 +42,7 @@ from transconv.schedule.tiles.shared_memory import (
     transposed_bytes,
     why_not_behind,
 )
-from transconv.schedule.words import Rule, Value, Word, has_rows, registered, words
+from transconv.schedule.words import Rule, Value, Word, has_rows, registered_words, words
 from transconv.support import is_direct, triton_version
 from transconv.target import Target
 
@@ -355,7 +355,7 @@ def why_not(schedule: Schedule, compute: Compute, target: Target) -> str | None:
     made = Scheduled(compute, schedule, target)
     if schedule.pack and (reason := rules.why_not_pack(schedule, made.grouped, target)):
         return reason
-    for rule in (*ASKED, *(w.why_not for w in registered() if w.why_not)):
+    for rule in (*ASKED, *(w.why_not for w in registered_words() if w.why_not)):
         if reason := rule(schedule, made.main, target):
             return reason
     return None

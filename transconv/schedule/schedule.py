@@ -221,7 +221,7 @@ _FIELDS = frozenset(_PUTS) - {"blocks", "more"}
 _HEAD = ("unit", "a", "b")  # printed before the other words
 
 
-def register(word: Word) -> None:
+def register_word(word: Word) -> None:
     """Add a word to the table, in this process. The parser, printer, rules and fuzzer then use it; passes
     read it by ``schedule.word(name)``. Raises ScheduleError for a name that is taken, or values that the
     text form cannot have."""
@@ -243,7 +243,7 @@ def register(word: Word) -> None:
     TABLE.add(word)
 
 
-def unregister(name: str) -> None:
+def unregister_word(name: str) -> None:
     """Remove a registered word. Does nothing if there is none of this name."""
     if name in TABLE and name not in _FIELDS:
         TABLE.remove(name)

@@ -398,12 +398,12 @@ def words() -> tuple[Word, ...]:
     return tuple(TABLE.values())
 
 
-def registered() -> tuple[Word, ...]:
+def registered_words() -> tuple[Word, ...]:
     """The registered words."""
     return words()[len(WORDS) :]
 
 
-def table() -> str:
+def words_table() -> str:
     """All words as a Markdown table, for the documentation."""
     rows = [
         "| word | values | default | says |",

@@ -1,4 +1,8 @@
-"""Records in the cache folder, such as verdicts, plans and tuning results, each with a checksum or a seal.
+"""The caches: in memory what this process made and need not make again (``Cache``), and in a folder
+records, such as verdicts, plans and tuning results, each with a checksum or a seal.
+
+Each module that keeps something in memory has a cache at its top; ``forget_all`` empties them all, so that
+everything is made or read anew. What a function of its arguments keeps is ``functools.cache``'s.
 
 A ``Drawer`` is a folder in the cache with a small JSON file for each key (see ``files.py`` for how a
 file is written and read). Records whose content is executed, or names what is, are sealed; the
@@ -31,7 +35,7 @@ import unicodedata
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, TypeVar
 
 from transconv.support import knobs
 from transconv.support.files import (
@@ -44,6 +48,40 @@ from transconv.support.files import (
     why_reached,
     words,
 )
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class Cache(dict[K, V]):
+    """A dict of at most ``bound`` entries, and what it is of. It is read as a dict is, which is what calls
+    that come back do. Each step of ``keep`` is one of a dict's own, so that threads need no lock."""
+
+    __slots__ = ("bound", "name")  # as fast to read as a dict
+    every: ClassVar[list[Cache[Any, Any]]] = []
+
+    def __init__(self, name: str, bound: int = 1 << 16) -> None:
+        super().__init__()
+        self.name, self.bound = name, bound
+        self.every.append(self)
+
+    def keep(self, key: K, value: V) -> V:
+        """Keep a value, and return the one that is kept: another thread's, if it was there before. Where
+        there is no room, all others are dropped."""
+        if len(self) >= self.bound and key not in self:
+            self.clear()
+        return self.setdefault(key, value)
+
+    def forget(self) -> None:
+        """Drop all entries."""
+        self.clear()
+
+
+def forget_all() -> None:
+    """Empty every cache."""
+    for cache in Cache.every:
+        cache.forget()
+
 
 try:
     import fcntl

@@ -43,6 +43,15 @@ def device() -> str:
     return "cpu" if knobs.interpret() else "cuda"
 
 
+def described(where: str) -> str:
+    """The name of the device, in a sentence that says on what kernels ran."""
+    if where == "cpu":
+        return "the CPU, in Triton's interpreter"
+    import torch
+
+    return str(torch.cuda.get_device_name())
+
+
 def executable(target: Target, where: str) -> Target:
     """The target as it runs here: kernels made for a chip can be interpreted by Triton, 16-bit
     operands then need casts, and explicit kernels cannot be. Through OpenCL those for Intel GPUs run as

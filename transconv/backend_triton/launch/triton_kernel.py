@@ -9,26 +9,130 @@ tensors that are aligned like those it was compiled for.
 A kernel whose sizes are arguments serves all of them: they are passed in 32 bits, and Triton specialises
 on none. The number of programs is computed from them, and so is how the tensors of boxes lie (``At``), by
 one function for all kernels of a plan (``numbers_of``). Exact sizes are the case without any.
+
+On a CPU Triton's interpreter runs the text with NumPy, or OpenCL executes it by lanes, compiled by
+Triton's release for Intel GPUs to the SPIR-V that their driver gets, without the matrix unit. A child
+process does that (opencl_child.py): that Triton shares no process with another one, and what a wrong
+address breaks is the child. Tensors travel in a file that it maps, whole storages of them, so that what is
+written beside a tensor comes back, too.
 """
 
 from __future__ import annotations
 
+import ctypes
+import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from transconv.backend_triton import torch_internals
-from transconv.backend_triton.launch import bound_start, compile_records, jit_module, opencl
+from transconv.backend_triton.launch import bound_start, compile_records, jit_module
 from transconv.backend_triton.launch.interpreter import alike, explained, prepare_interpreter
 from transconv.backend_triton.launch.jit_module import load
 from transconv.backend_triton.machine_code import stack_bytes
 from transconv.backend_triton.miscompiles import refuse
-from transconv.ir import LARGEST_SIZE, Expr, For, Kernel, Sizes, as_expr, function_of, minimum, walk
+from transconv.backend_triton.offline_compilation import Child
+from transconv.ir import (
+    DTYPES,
+    LARGEST_SIZE,
+    Expr,
+    For,
+    Kernel,
+    Sizes,
+    as_expr,
+    function_of,
+    minimum,
+    walk,
+)
 from transconv.simplify import facts_of, range_of
 from transconv.support import DIRECT, Unsupported, knobs
+
+LANES = 16  # of a warp, as on the chips whose SPIR-V it is
+LIMIT_S = 240.0  # seconds for one kernel, compilers included
+PAGE = 4096
+LIBRARIES = Path(sys.prefix, "lib")
+
+
+@lru_cache(maxsize=1)
+def child() -> Child:
+    """The process that executes."""
+    folder = knobs.opencl()
+    assert folder is not None
+    driver = LIBRARIES / "libintelocl.so"
+    named = (
+        {"OCL_ICD_FILENAMES": str(driver), "LD_LIBRARY_PATH": str(LIBRARIES)} if driver.exists() else {}
+    )
+    return Child(
+        "transconv.backend_triton.opencl_child",
+        {"TRITON_CACHE_DIR": "{folder}/cache", "TMPDIR": "{folder}", "TRITON_INTERPRET": None, **named},
+        (str(folder.absolute()),),
+    )
+
+
+def execute_by_opencl(
+    source: str,
+    function: str,
+    types: Sequence[str],
+    tensors: Sequence[Any],
+    sizes: Sequence[int],
+    options: dict[str, Any],
+    programs: int,
+) -> dict[str, Any]:
+    """Execute a kernel on tensors and numbers; the seconds that it took. ``types``: torch's of each;
+    ``sizes`` follow them. Raises Unsupported where it is not compiled or not in time."""
+    storages = {
+        t.untyped_storage().data_ptr(): t.untyped_storage() for t in tensors if type(t) is not float
+    }
+    begins, end = {}, PAGE
+    for address, storage in storages.items():
+        begins[address] = end + address % PAGE
+        end = (begins[address] + storage.nbytes() + 2 * PAGE - 1) // PAGE * PAGE
+    job = {
+        "source": source,
+        "function": function,
+        "params": [(_named(t), "", ()) for t in types],
+        "numbers": sum(type(t) is float for t in tensors),
+        "sizes": len(sizes),
+        "explicit": False,
+        "aligned": not any(t.data_ptr() % 16 for t in tensors if type(t) is not float),
+        "backend": "xpu",
+        "arch": "pvc",
+        "warp_size": LANES,
+        "dots": False,
+        **options,
+        "programs": programs,
+        "arguments": [
+            ("float", t)
+            if type(t) is float
+            else begins[t.untyped_storage().data_ptr()] + t.storage_offset() * t.element_size()
+            for t in tensors
+        ]
+        + [("int", n) for n in sizes],
+    }
+    with tempfile.NamedTemporaryFile(prefix="transconv-memory-") as file:
+        file.truncate(end)
+        for address, storage in storages.items():
+            file.seek(begins[address])
+            file.write(ctypes.string_at(address, storage.nbytes()))
+        file.flush()
+        answer = child().ask(job | {"file": file.name}, LIMIT_S)
+        if "reason" in answer:
+            raise Unsupported("opencl:failed", f"{function}: {answer['reason']}\n{answer['log'][-2000:]}")
+        for address, storage in storages.items():
+            file.seek(begins[address])
+            ctypes.memmove(address, file.read(storage.nbytes()), storage.nbytes())
+    return answer
+
+
+def _named(torch_name: str) -> str:
+    """Triton's name of torch's element type in signatures."""
+    return next(t.signature for t in DTYPES.values() if t.torch == torch_name)
+
 
 # Triton's interpreter keeps the grid position and the patched language in globals: kernels
 # that are interpreted at the same time would compute each other's programs.
@@ -116,7 +220,7 @@ class TritonKernel:
     def _interpret(self, tensors: list[Any], sizes: tuple[int, ...], at: bound_start.At) -> None:
         if knobs.opencl():
             asked = {"warps": self.warps, "stages": self.stages, "fuse": self.fuse}
-            opencl.execute(self.source, self.function, self.types, tensors, sizes, asked, at[0])
+            execute_by_opencl(self.source, self.function, self.types, tensors, sizes, asked, at[0])
             return
         self._refuse_steps("Triton's interpreter")
         with INTERPRETER:

@@ -9,7 +9,7 @@ import importlib.util
 import re
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib.machinery import SourceFileLoader
 from os.path import exists  # unlike Path.exists, it takes a name of any length
@@ -42,12 +42,17 @@ class Parser(argparse.ArgumentParser):
         self.given = given or ()
         return super().parse_known_args(given, namespace)
 
+    def option(
+        self, name: str, metavar: str, help: str, default: Any = None, kind: Callable[[str], Any] = str
+    ) -> None:
+        """An option with one value of a kind (``ranges``)."""
+        self.add_argument(name, metavar=metavar, help=help, default=default, type=kind)
+
     def error(self, message: str) -> NoReturn:
         if message.startswith("the following arguments are required") and (left := self.unknown()):
             message = self.unrecognized(left)
-        choice = re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message)
         meant = ""
-        if choice:
+        if choice := re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message):
             known = re.findall(r"[\w-]+", choice[2])
             meant = nearest(choice[1], known, {k: v for k, v in ELSEWHERE.items() if v in known})
         self.exit(2, f"{self.prog}: error: {one_line(message)}{meant} (--help says what is expected)\n")
@@ -79,9 +84,9 @@ def refusal(error: BaseException) -> str:
 
 def add_verb(
     verbs: Any, name: str, help: str, about: str, examples: tuple[str, ...], action: Any
-) -> argparse.ArgumentParser:
+) -> Parser:
     """A verb. Its ``--help`` states the purpose and ends with examples to paste."""
-    made: argparse.ArgumentParser = verbs.add_parser(
+    made: Parser = verbs.add_parser(
         name,
         help=help,
         description=about,
@@ -92,7 +97,7 @@ def add_verb(
     return made
 
 
-def add_problem(to: argparse.ArgumentParser, or_file: bool = False, least: int = 1) -> None:
+def add_problem(to: Parser, or_file: bool = False, least: int = 1) -> None:
     what = (
         "a problem in benchdnn's grammar, then optionally dt= (default f32), tag= (nchw) and "
         f"math= (tf32): {EXAMPLE} dt=f16 tag=nhwc; or a file with a computation as text"
@@ -103,12 +108,8 @@ def add_problem(to: argparse.ArgumentParser, or_file: bool = False, least: int =
         metavar="PROBLEM|FILE" if or_file else "PROBLEM",
         help=what + (", or with problems (a benchdnn batch)" if or_file else ""),
     )
-    to.add_argument(
-        "--dtype", metavar="T", help="element type: f32, f16, bf16, f64, or three as src:wei:dst"
-    )
-    to.add_argument(
-        "--layout", metavar="TAG", help="memory order: nchw, nhwc, nChw16c, or three as src:wei:dst"
-    )
+    to.option("--dtype", "T", "element type: f32, f16, bf16, f64, or three as src:wei:dst")
+    to.option("--layout", "TAG", "memory order: nchw, nhwc, nChw16c, or three as src:wei:dst")
 
 
 def add_schedule(to: argparse.ArgumentParser) -> None:
@@ -122,6 +123,16 @@ def add_schedule(to: argparse.ArgumentParser) -> None:
         "`transconv words` explains each word; default: chosen by "
         "transconv",
     )
+
+
+def add_chip(to: Parser) -> None:
+    to.option(
+        "--target", "TARGET", "the chip: sm_90, gfx942, ...; default: the GPU here, sm_90 without one", ""
+    )
+
+
+def add_epilogue(to: Parser) -> None:
+    to.option("--epilogue", "E", "operations on the sum before it is stored: bias+relu, bias+res+silu", "")
 
 
 def add_props(to: argparse.ArgumentParser, default: str) -> None:

@@ -1,97 +1,43 @@
 """Generators of computations: from shapes, strides and types of any rank and layout to the text of a
 function of torch and the texts of its gradients. See Formula."""
 
-from transconv.compute.library.causal import causal_step, causal_window
-from transconv.compute.library.norms import (
-    batch_norm,
-    group_norm,
-    layer_norm,
-    mixed,
-    moments,
-    rms_norm,
-    scaled,
-    sums,
-)
-from transconv.compute.library.page import (
-    Gradient,
-    LibraryFormula,
-    LibraryText,
-    NamedSpace,
-    Strided,
-    TensorView,
-    named,
-)
-from transconv.compute.library.pools import (
-    adaptive_average_pool,
-    adaptive_max_pool,
-    average_pool,
-    max_pool,
-)
-from transconv.compute.library.reductions import (
-    NORMS,
-    ROWS,
-    cross_entropy,
-    extreme,
-    linear,
-    log_softmax,
-    matmul,
-    normalize,
-    reduced,
-    softmax,
-)
-from transconv.compute.library.views import (
-    embedding,
-    flip,
-    fold,
-    gather,
-    join,
-    nearest,
-    pad,
-    shuffle,
-    take,
-    unfold,
-)
-
-__all__ = [
-    "NORMS",
-    "ROWS",
-    "Gradient",
-    "LibraryFormula",
-    "LibraryText",
-    "NamedSpace",
-    "Strided",
-    "TensorView",
-    "adaptive_average_pool",
-    "adaptive_max_pool",
-    "average_pool",
-    "batch_norm",
-    "causal_step",
-    "causal_window",
-    "cross_entropy",
-    "embedding",
-    "extreme",
-    "flip",
-    "fold",
-    "gather",
-    "group_norm",
-    "join",
-    "layer_norm",
-    "linear",
-    "log_softmax",
-    "matmul",
-    "max_pool",
-    "mixed",
-    "moments",
-    "named",
-    "nearest",
-    "normalize",
-    "pad",
-    "reduced",
-    "rms_norm",
-    "scaled",
-    "shuffle",
-    "softmax",
-    "sums",
-    "take",
-    "unfold",
-]
+from transconv.compute.library.causal import causal_step as causal_step
+from transconv.compute.library.causal import causal_window as causal_window
+from transconv.compute.library.norms import batch_norm as batch_norm
+from transconv.compute.library.norms import group_norm as group_norm
+from transconv.compute.library.norms import layer_norm as layer_norm
+from transconv.compute.library.norms import moments as moments
+from transconv.compute.library.norms import rms_norm as rms_norm
+from transconv.compute.library.norms import scaled as scaled
+from transconv.compute.library.norms import sums as sums
+from transconv.compute.library.page import Gradient as Gradient
+from transconv.compute.library.page import LibraryFormula as LibraryFormula
+from transconv.compute.library.page import LibraryText as LibraryText
+from transconv.compute.library.page import NamedSpace as NamedSpace
+from transconv.compute.library.page import Strided as Strided
+from transconv.compute.library.page import TensorView as TensorView
+from transconv.compute.library.page import named as named
+from transconv.compute.library.pools import adaptive_average_pool as adaptive_average_pool
+from transconv.compute.library.pools import adaptive_max_pool as adaptive_max_pool
+from transconv.compute.library.pools import average_pool as average_pool
+from transconv.compute.library.pools import max_pool as max_pool
+from transconv.compute.library.reductions import NORMS as NORMS
+from transconv.compute.library.reductions import ROWS as ROWS
+from transconv.compute.library.reductions import cross_entropy as cross_entropy
+from transconv.compute.library.reductions import extreme as extreme
+from transconv.compute.library.reductions import linear as linear
+from transconv.compute.library.reductions import log_softmax as log_softmax
+from transconv.compute.library.reductions import matmul as matmul
+from transconv.compute.library.reductions import normalize as normalize
+from transconv.compute.library.reductions import reduced as reduced
+from transconv.compute.library.reductions import softmax as softmax
+from transconv.compute.library.views import embedding as embedding
+from transconv.compute.library.views import flip as flip
+from transconv.compute.library.views import fold as fold
+from transconv.compute.library.views import gather as gather
+from transconv.compute.library.views import join as join
+from transconv.compute.library.views import nearest as nearest
+from transconv.compute.library.views import pad as pad
+from transconv.compute.library.views import shuffle as shuffle
+from transconv.compute.library.views import take as take
+from transconv.compute.library.views import unfold as unfold

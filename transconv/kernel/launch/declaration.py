@@ -247,3 +247,30 @@ def _empty(name: str, like: Any, shape: tuple[int, ...], dtype: DType | None) ->
     of = tensor.dtype if dtype is None else getattr(torch, dtype.torch)
     device = tensor.device
     return lambda: torch.empty(shape, dtype=of, device=device)
+
+
+def signature(args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    """What the launch of a call depends on, beside addresses and floats; None for a call that is always
+    looked at."""
+    plain = _plain()
+    found: list[Any] = []
+    for a in args:
+        kind = type(a)
+        if kind in plain:
+            found += (a.dtype, a.shape, a.stride(), a.device)
+        elif kind is int or kind is bool:
+            found += (kind, a)
+        elif kind is Group:
+            found.append(a)
+        elif kind is float:
+            found.append(kind)
+        else:
+            return None
+    return tuple(found)
+
+
+@functools.lru_cache(maxsize=1)
+def _plain() -> frozenset[type]:
+    import torch
+
+    return frozenset((torch.Tensor, torch.nn.Parameter))

@@ -11,7 +11,6 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any
 
 from transconv.compute import SampleOutcome, Workload, sizes_of
@@ -269,30 +268,3 @@ class KernelRequest:
 
 def _never() -> Plan:
     raise NotImplementedError("a kernel written in Python is lowered where it is called")
-
-
-def signature(args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    """What the launch of a call depends on, beside addresses and floats; None for a call that is always
-    looked at."""
-    plain = _plain()
-    found: list[Any] = []
-    for a in args:
-        kind = type(a)
-        if kind in plain:
-            found += (a.dtype, a.shape, a.stride(), a.device)
-        elif kind is int or kind is bool:
-            found += (kind, a)
-        elif kind is Group:
-            found.append(a)
-        elif kind is float:
-            found.append(kind)
-        else:
-            return None
-    return tuple(found)
-
-
-@lru_cache(maxsize=1)
-def _plain() -> frozenset[type]:
-    import torch
-
-    return frozenset((torch.Tensor, torch.nn.Parameter))

@@ -4,9 +4,7 @@ The pass walks the kernel in program order and gathers facts: the ranges of loop
 values of lets, and conditions of ``assume``. Affine lets (``y = h*2 + kh``) are expanded in addresses, so
 that an address is one polynomial, which later passes can split; lets that divide (``h = m // 28 % 28``)
 keep their names. A mask condition that always holds is dropped, and a note of the kernel gives the reason;
-sums of elements that are never loaded are dropped (see ``dead``).
-
-Sums of nothing are removed:
+so are sums of elements that are never loaded (``drop_dead_sums``):
 
     acc: f32[m:64, n:32] = 0                            acc: f32[m:64, n:32] = 0
     for step in 0..2:                                   store(C, .., acc)
