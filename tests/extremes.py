@@ -163,7 +163,7 @@ MEANT: dict[str, list[tuple[str, Any]]] = {
         ("chips", _subnormal),
     ],
     "power": [("digits of a logarithm", _largest), ("chips", _subnormal)],
-    **dict.fromkeys(("div", "x / y"), [("a quotient of chips may be off by two digits", _largest)]),
+    **{name: [("a quotient of chips may be off by two digits", _largest)] for name in ("div", "x / y")},
     "erf": [("torch's in bf16 on a CPU is 0", _small), ("chips", _subnormal)],
     **{
         name: [("chips take what is below the smallest normal number as 0", _subnormal)]

@@ -102,11 +102,15 @@ def test_rows_are_chosen_for_few_large_images() -> None:
             Prop.FWD,
             "oh:2 ow:16 oc:32 kw.ic:32 | a=box c=box swap=1",
         ),
-        ("mb2ic3ih11iw12oc24oh11ow12kh3kw3ph1pw1 tag=nchw", Prop.FWD, "mb.oh.ow:32 oc:32 kw.ic:32 | split_k=3"),
+        (
+            "mb2ic3ih11iw12oc24oh11ow12kh3kw3ph1pw1 tag=nchw",
+            Prop.FWD,
+            "mb.oh.ow:32 oc:32 kw.ic:32 | split_k=3",
+        ),
     ],
 )
 def test_products_over_frames_are_right(problem: str, prop: Prop, schedule: str) -> None:
-    """Padding on all sides, strides, dilation, odd sizes, one to three features, one to three dimensions."""
+    """Padding on all sides, strides, dilation, odd sizes, one to three features and dimensions."""
     given = ConvProblem.parse(f"{problem} dt=bf16")
     case = ProblemCase(given, prop, where="cpu", target=SM90, numpy=True)
     tile, words = schedule.split("|")
