@@ -12,7 +12,18 @@ import torch
 from torch import fx
 
 from tests.graph.meant import traced
-from tests.graph.test_pieces import F, LiveBytes, Tensor, Tupled, Wrapped, _plain, counted, meaning
+from tests.graph.test_pieces import (
+    F,
+    LiveBytes,
+    Tensor,
+    Tupled,
+    Wrapped,
+    _plain,
+    counted,
+    least,
+    meaning,
+    pieces,
+)
 from transconv.errors import Unsupported
 from transconv.graph.backend_options import MemoryBound
 from transconv.graph.pieces import region_pieces
@@ -120,6 +131,33 @@ def test_what_others_took_before_is_no_measure(whole: int) -> None:
             calls.meter.peak = 1 << 40
             with patch.object(region_pieces, "counters", calls.meter.counters), calls.meter:
                 calls.made(calls.x)
+
+
+WIDTHS = [(2, 12, 2), (2, 0, 2)]
+
+
+@pytest.mark.parametrize("widths", WIDTHS)
+def test_a_refusal_names_the_least_of_all_regions(widths: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    pairs = [(_plain(2, n, 3, padding=1), _plain(n, 2, 3, padding=1)) for n in widths if n]
+
+    def f(x: Tensor) -> Tensor:
+        for a, b in pairs:
+            x = torch.cumsum(b(F.relu(a(x))), 1)
+            if 0 in widths and a is pairs[0][0]:  # what torch computes takes most
+                x = torch.cumsum(x.repeat(1, 16, 1, 1), 1)[:, :2]
+        return x
+
+    model, x = Wrapped(f, *(c for pair in pairs for c in pair)), torch.randn(1, 2, 24, 8)
+    with meaning():
+        with pytest.raises(Unsupported) as e:
+            pieces(model, x, 1)
+        bound = least(e.value)
+        made, report = pieces(model, x, bound)
+        torch.testing.assert_close(made, model(x), rtol=1e-4, atol=1e-5)
+        assert 0.95 * bound < report.peak <= bound
+        with pytest.raises(Unsupported):
+            pieces(model, x, int(0.95 * bound))
 
 
 def _nodes(op: object, *shapes: tuple[int, ...], dtype: torch.dtype = torch.bfloat16) -> list[fx.Node]:

@@ -219,7 +219,7 @@ class Step:
             own = int(own * share)
         return own + int(parts * share * left)
 
-    @property
+    @cached_property
     def whole(self) -> bool:
         """Whether it runs whole."""
         return not self.parts[0].axis
@@ -240,6 +240,16 @@ class Step:
         """The operands that it reads."""
         names = dict.fromkeys(r.view.tensor.name for p in self.parts for r in p.compute.reads)
         return {n: self.operands[n] for n in names}
+
+    @cached_property
+    def given(self) -> tuple[StepMemory, ...]:
+        """The tensors that it reads."""
+        return tuple(o.memory for o in self.read.values())
+
+    @cached_property
+    def made(self) -> tuple[StepMemory, ...]:
+        """The tensors that it stores."""
+        return tuple(o.memory for o in self.stored.values())
 
     @cached_property
     def grain(self) -> int:
