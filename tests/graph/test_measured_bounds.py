@@ -5,13 +5,16 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from itertools import combinations, pairwise
+from random import Random
 from unittest.mock import patch
 
 import pytest
 import torch
-from torch import fx
+from torch import fx, nn
 
 from tests.graph.meant import traced
+from tests.graph.networks import Gated
 from tests.graph.test_pieces import (
     F,
     LiveBytes,
@@ -26,8 +29,10 @@ from tests.graph.test_pieces import (
 )
 from transconv.errors import Unsupported
 from transconv.graph.backend_options import MemoryBound
-from transconv.graph.pieces import region_pieces
+from transconv.graph.pieces import piece_plan, region_pieces
 from transconv.graph.pieces.bounded_model import BoundReport
+from transconv.graph.pieces.piece_passes import KnownPasses, PiecePlan, memories
+from transconv.graph.pieces.step_graph import Step
 from transconv.graph.regions.torch_region import library_bytes, sums_bytes
 from transconv.target import TARGETS
 
@@ -154,10 +159,46 @@ def test_a_refusal_names_the_least_of_all_regions(widths: tuple[int, ...]) -> No
             pieces(model, x, 1)
         bound = least(e.value)
         made, report = pieces(model, x, bound)
+        assert len(repr(report.bound)) < 100  # torch prints it in a warning
         torch.testing.assert_close(made, model(x), rtol=1e-4, atol=1e-5)
         assert 0.95 * bound < report.peak <= bound
         with pytest.raises(Unsupported):
             pieces(model, x, int(0.95 * bound))
+
+
+def gated_steps() -> tuple[list[Step], int]:
+    """The steps of a model of two blocks, and the bytes that are there beside."""
+    torch.manual_seed(0)
+    found: list[tuple[list[Step], int]] = []
+
+    def planned(steps: list[Step], beside: int, *rest: int) -> PiecePlan:
+        found.append((steps, beside))
+        return piece_plan.planned(steps, beside, *rest)
+
+    with meaning(), patch.object(region_pieces, "planned", planned), pytest.raises(Unsupported):
+        pieces(Gated(nn.Conv2d, 8, 1, 2).eval(), torch.randn(1, 2, 27, 9), 1, "h")
+    return found[0]
+
+
+def test_plans_of_larger_bounds_and_the_least_of_all() -> None:
+    steps, beside = gated_steps()
+    known = KnownPasses([m for m in memories(steps) if m.handed])
+    must, least = piece_plan._must(steps), 1 << 60
+    free = [m for m in memories(steps) if m.digit and not m.given and m not in must]
+    for kept in (s for n in range(len(free) + 1) for s in combinations(free, n)):
+        plan = piece_plan.laid_out(steps, {*must, *kept}, beside, 0, known)
+        assert plan is not None
+        least = min(least, piece_plan.settled(plan, known).peak)
+    named = piece_plan.planned(steps, beside, 1).peak
+    assert least <= named <= 1.02 * least
+    drawn = Random(5)
+    for host in (0, 1 << 40):
+        bounds = sorted([named, *(drawn.randrange(beside, 3 * named) for _ in range(4))])
+        plans = [piece_plan.planned(steps, beside, bound, host) for bound in bounds]
+        within = [plan.peak <= bound for plan, bound in zip(plans, bounds, strict=True)]
+        assert within == sorted(within) and within[bounds.index(named)], "a larger bound is refused"
+        times = [plan.us for plan, fits in zip(plans, within, strict=True) if fits]
+        assert all(b <= 1.05 * a for a, b in pairwise(times)), "a larger bound takes longer"
 
 
 def _nodes(op: object, *shapes: tuple[int, ...], dtype: torch.dtype = torch.bfloat16) -> list[fx.Node]:

@@ -81,15 +81,36 @@ def planned(steps: Sequence[Step], beside: int, bound: int, host: int = 0) -> Pi
     for s in steps:
         made |= {m: max(made.get(m, 0), level[s]) for m in s.made}
     later = {m for s in steps for m in s.given if made.get(m, level[s]) < level[s]}
-    goals = bound, bound * 15 // 16, 0
-    plan = _within(steps, beside, bound, goals[: 2 if host else 3], 0, must | later, known)
-    if not host or (plan.peak <= bound and plan.us <= AGAIN * plan.once):
-        return plan
+    goals, first, search = (bound, bound * 15 // 16), must | later, partial(_within, steps, beside, bound)
+    plan = search(goals, 0, first, known)
     if plan.peak <= bound:
-        other = _within(steps, beside, bound, goals[:2], host, plan.kept, known)
+        if not host or plan.us <= AGAIN * plan.once:
+            return plan
+        other = search(goals, host, plan.kept, known)
         return other if other.peak <= bound and other.us < WORTH * plan.us else plan
-    other = _within(steps, beside, bound, goals, host, must | later, known.anew())
-    return min(plan, other, key=lambda p: p.peak)
+    if host and (plan := search(goals, host, first, known.anew())).peak <= bound:
+        return plan
+    found = list[PiecePlan]()
+    for least in _least(search, first, host, known):
+        if least.peak <= bound and not least.waits:
+            plan = search(goals, 0, least.kept, known.anew())
+            return plan if plan.peak <= bound else least
+        found.append(least)
+        if least.peak <= bound:
+            break
+    return min(found, key=lambda p: p.peak)
+
+
+def _least(
+    search: Callable[..., PiecePlan], first: set[StepMemory], host: int, known: KnownPasses
+) -> Iterator[PiecePlan]:
+    """Plans that take least, whatever the bound is: where one is within it, some are within each larger
+    one. What would wait in a host memory without end is in the way: it is computed again instead."""
+    yield search((0,), 0, first, known.anew())
+    free = search((0,), 1 << 62, first, known.anew())
+    yield search((0,), 0, free.kept - {*free.waits}, known.anew())
+    if host:
+        yield search((0,), host, first, known.anew())
 
 
 def _within(
@@ -139,18 +160,21 @@ def _searched(
 ) -> PiecePlan:
     """The best plan found by changes of what is kept, and what waits in host memory, with what a piece in
     the middle takes."""
-    must, best = _must(steps), laid_out(steps, first, beside, bound, known)
+    must, best, tried = _must(steps), laid_out(steps, first, beside, bound, known), 0
     assert best is not None
     priced = host > 0 and bound > 0
     for _ in range(TRIED):
         found: tuple[tuple[float, ...], PiecePlan] | None = None
         worst = max(best.passes, key=lambda p: p.peak)
         far = worst.peak > bound
+        if tried > EXCHANGES:
+            break
         for kept, waits in _others(best, must) if far else _exchanged(best, must):
             if waits and not host:
                 continue
             below = inf if far else found[1].us if found is not None else GAIN * best.us
             most = bound if not far else worst.peak if found is None or priced else found[1].peak
+            tried += not far
             plan = laid_out(steps, kept, beside, bound, known, waits, below, max(most, bound), worst.level)
             if plan is None:
                 continue
@@ -178,6 +202,7 @@ def _gain(plan: PiecePlan, best: PiecePlan, bound: int, priced: bool) -> tuple[f
 MOST, IN_GRID = 256, 512  # pieces at most of a pass, along one axis and of two: each is planned alone
 EDGES = 0.98  # of the time of a pass in one piece: several take more, but a middle one may have less
 EXACT = 4  # times at most that a plan is cut finer
+EXCHANGES = 2048  # plans within a bound, behind which none that takes less time is looked for
 EXCHANGED = 6  # tensors at most for which others are given up
 
 
