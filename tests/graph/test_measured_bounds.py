@@ -31,8 +31,7 @@ from transconv.errors import Unsupported
 from transconv.graph.backend_options import MemoryBound
 from transconv.graph.pieces import piece_plan, region_pieces
 from transconv.graph.pieces.bounded_model import BoundReport
-from transconv.graph.pieces.piece_passes import KnownPasses, PiecePlan, memories
-from transconv.graph.pieces.step_graph import Step
+from transconv.graph.pieces.piece_passes import KnownPasses, memories
 from transconv.graph.regions.torch_region import library_bytes, sums_bytes
 from transconv.target import TARGETS
 
@@ -166,29 +165,20 @@ def test_a_refusal_names_the_least_of_all_regions(widths: tuple[int, ...]) -> No
             pieces(model, x, int(0.95 * bound))
 
 
-def gated_steps() -> tuple[list[Step], int]:
-    """The steps of a model of two blocks, and the bytes that are there beside."""
-    torch.manual_seed(0)
-    found: list[tuple[list[Step], int]] = []
-
-    def planned(steps: list[Step], beside: int, *rest: int) -> PiecePlan:
-        found.append((steps, beside))
-        return piece_plan.planned(steps, beside, *rest)
-
-    with meaning(), patch.object(region_pieces, "planned", planned), pytest.raises(Unsupported):
-        pieces(Gated(nn.Conv2d, 8, 1, 2).eval(), torch.randn(1, 2, 27, 9), 1, "h")
-    return found[0]
-
-
+@pytest.mark.slow
 def test_plans_of_larger_bounds_and_the_least_of_all() -> None:
-    steps, beside = gated_steps()
+    torch.manual_seed(0)
+    plan = patch.object(region_pieces, "planned", wraps=piece_plan.planned)
+    with meaning(), plan as asked, pytest.raises(Unsupported):
+        pieces(Gated(nn.Conv2d, 8, 1, 2).eval(), torch.randn(1, 2, 27, 9), 1, "h")
+    steps, beside = asked.call_args.args[:2]
     known = KnownPasses([m for m in memories(steps) if m.handed])
     must, least = piece_plan._must(steps), 1 << 60
     free = [m for m in memories(steps) if m.digit and not m.given and m not in must]
     for kept in (s for n in range(len(free) + 1) for s in combinations(free, n)):
-        plan = piece_plan.laid_out(steps, {*must, *kept}, beside, 0, known)
-        assert plan is not None
-        least = min(least, piece_plan.settled(plan, known).peak)
+        made = piece_plan.laid_out(steps, {*must, *kept}, beside, 0, known)
+        assert made is not None
+        least = min(least, piece_plan.settled(made, known).peak)
     named = piece_plan.planned(steps, beside, 1).peak
     assert least <= named <= 1.02 * least
     drawn = Random(5)

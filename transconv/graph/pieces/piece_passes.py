@@ -242,6 +242,12 @@ def copied_us(memory: StepMemory, along: AxisSpan) -> float:
     return memory.link_us * along.size / memory.digit + runs * LAUNCH_US
 
 
+def undivided(steps: Sequence[Step]) -> list[Step]:
+    """The steps, each whole, with its statistics."""
+    spaces = {m for s in steps for m in s.spaces.values()}
+    return [s.joined for s in steps if not any(o.memory in spaces for o in s.operands.values())]
+
+
 def memories(steps: Sequence[Step]) -> list[StepMemory]:
     """What steps read and store, in their order."""
     found: dict[StepMemory, None] = {}

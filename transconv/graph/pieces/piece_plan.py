@@ -34,8 +34,9 @@ from transconv.graph.pieces.piece_passes import (
     PiecePlan,
     acts,
     memories,
+    undivided,
 )
-from transconv.graph.pieces.step_graph import Step, StepMemory, undivided
+from transconv.graph.pieces.step_graph import Step, StepMemory
 
 TRIED = 64  # tensors at most that are given up or added
 GAIN = 0.999  # of the time: what is gained by a change is worth it

@@ -20,9 +20,9 @@ from transconv.graph.backend_options import MemoryBound, mark
 from transconv.graph.fusion.index_ir import Piece
 from transconv.graph.pieces.bounded_model import size_text, too_small
 from transconv.graph.pieces.piece_execution import HostLink, PartMemory, PieceRun
-from transconv.graph.pieces.piece_passes import NO_RESULTS, PiecePass, PiecePlan, memories
+from transconv.graph.pieces.piece_passes import NO_RESULTS, PiecePass, PiecePlan, memories, undivided
 from transconv.graph.pieces.piece_plan import AGAIN, planned
-from transconv.graph.pieces.step_graph import Operand, Step, StepMemory, crossed, steps_of, undivided
+from transconv.graph.pieces.step_graph import Operand, Step, StepMemory, crossed, steps_of
 from transconv.graph.regions.aliases import base_of, is_view
 from transconv.graph.regions.torch_region import (
     address,

@@ -333,12 +333,6 @@ class Step:
         return self.lies[name]
 
 
-def undivided(steps: Sequence[Step]) -> list[Step]:
-    """The steps, each whole, with its statistics."""
-    spaces = {m for s in steps for m in s.spaces.values()}
-    return [s.joined for s in steps if not any(o.memory in spaces for o in s.operands.values())]
-
-
 # -- the axis of a step --------------------------------------------------------------------------------
 
 
@@ -455,9 +449,7 @@ def steps_of(
 def _room(compute: Compute, schedule: Schedule) -> int:
     """Bytes of the sums of parts, where a schedule splits what is summed."""
     size = compute.acc.bits // 8 if schedule.split_k > 1 else 0
-    for x in compute.axes:
-        size *= 1 if x.name in compute.reduced else x.size
-    return schedule.split_k * size
+    return schedule.split_k * size * prod(x.size for x in compute.axes if x.name not in compute.reduced)
 
 
 def _stem(name: str) -> str:
@@ -466,9 +458,9 @@ def _stem(name: str) -> str:
 
 
 def _kept(name: str, tensor: Tensor) -> StepMemory:
-    strides = tensor.layout.strides()
-    assert strides is not None
-    return StepMemory(name, tensor.shape, strides, getattr(torch, tensor.dtype.torch))
+    return StepMemory(
+        name, tensor.shape, tensor.layout.strides() or (), getattr(torch, tensor.dtype.torch)
+    )
 
 
 def _step(
@@ -545,8 +537,9 @@ def crossed(steps: Sequence[Step], images: Sequence[StepMemory], over: str, targ
     for step in steps:
         own = {n: Operand(o.memory.across, o.behind) for n, o in step.operands.items() if o.memory.across}
         first = step.parts[0].axis
-        computes = [p.compute for p in step.parts]
-        made = _step(step.name, step.workload, computes, own, target, step.choose, first)
+        made = _step(
+            step.name, step.workload, [p.compute for p in step.parts], own, target, step.choose, first
+        )
         made.number = step.number
         made.enter()
         apart = all(p.axis != q.axis for p, q in zip(made.parts, step.parts, strict=True))
@@ -596,9 +589,8 @@ def in_blocks(compute: Compute, operands: dict[str, Operand]) -> tuple[Compute, 
     if len(found) != 1:
         return ()
     (axis,) = found
-    size, one = compute.size(axis), compute.acc.bits // 8
-    for x in compute.axes:
-        one *= 1 if x.name in compute.reduced else x.size
+    size = compute.size(axis)
+    one = compute.acc.bits // 8 * prod(x.size for x in compute.axes if x.name not in compute.reduced)
     most = min(BLOCKS, sum(m.bytes for m in memories) // (SHARE * one))
     within = next((n for n in range(1, size) if size % n == 0 and size // n <= most), 0)
     if not within:
