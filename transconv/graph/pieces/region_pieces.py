@@ -126,13 +126,13 @@ class BoundedGraph:
 
     def decide(self) -> None:
         """Behind all regions. Raises Unsupported for a call that is refused."""
-        refusal, self.needed, self.refusal = self.refusal, 0, None
-        if refusal is not None:
-            raise refusal
+        if self.refusal is not None:
+            raise self.refusal
 
     def begin(self, given: Iterable[Any]) -> tuple[int, int] | None:
         """Before a call of what is ``given``: the bytes that are there, and those of them that are
         others'. None for a call that is not measured."""
+        self.needed, self.refusal = 0, None
         found = None if not self.looks or is_capturing(self.device) else counters(self.device)
         if found is None:
             return None

@@ -458,9 +458,8 @@ def _stem(name: str) -> str:
 
 
 def _kept(name: str, tensor: Tensor) -> StepMemory:
-    return StepMemory(
-        name, tensor.shape, tensor.layout.strides() or (), getattr(torch, tensor.dtype.torch)
-    )
+    lies = tensor.shape, tensor.layout.strides() or ()
+    return StepMemory(name, *lies, getattr(torch, tensor.dtype.torch))
 
 
 def _step(
@@ -537,9 +536,8 @@ def crossed(steps: Sequence[Step], images: Sequence[StepMemory], over: str, targ
     for step in steps:
         own = {n: Operand(o.memory.across, o.behind) for n, o in step.operands.items() if o.memory.across}
         first = step.parts[0].axis
-        made = _step(
-            step.name, step.workload, [p.compute for p in step.parts], own, target, step.choose, first
-        )
+        computes = [p.compute for p in step.parts]
+        made = _step(step.name, step.workload, computes, own, target, step.choose, first)
         made.number = step.number
         made.enter()
         apart = all(p.axis != q.axis for p, q in zip(made.parts, step.parts, strict=True))
