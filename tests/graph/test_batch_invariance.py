@@ -65,6 +65,29 @@ class Attention(nn.Module):
         return x + self.out(made)  # type: ignore[no-any-return]
 
 
+class Framewise(nn.Module):
+    """Functions of images for every frame of a video, which is added behind each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(4, 4, 3, padding=1), nn.GroupNorm(2, 4)
+        self.out = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        images = self.conv, self.norm, lambda y: F.avg_pool2d(y, 3, 1, 1), lambda y: F.softmax(y, 1)
+        for f in (*images, lambda y: self.out(y.flatten(2).mT).mT.view(y.shape)):
+            x = x + f(x.transpose(1, 2).flatten(0, 1)).unflatten(0, (-1, x.shape[2])).transpose(1, 2)
+        return x
+
+
+class Heads(nn.Module):
+    """Attention of two heads by torch's one call, each key of some queries alone."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x.unflatten(-1, (2, -1)).transpose(1, 2)
+        return F.scaled_dot_product_attention(y, y * 2, y + 1, is_causal=True, scale=0.3) + y
+
+
 def marked(x: Tensor) -> Tensor:
     made = x.clone()
     torch._dynamo.mark_dynamic(made, 0)
@@ -79,7 +102,13 @@ def compiled(model: Any, **options: Any) -> Callable[[Tensor], Tensor]:
 @pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("model", "shape"),
-    [(Convolutional(), (3, 7, 6)), (Attention(), (5, 8)), (Attention(whole=True), (5, 8))],
+    [
+        (Convolutional(), (3, 7, 6)),
+        (Attention(), (5, 8)),
+        (Attention(whole=True), (5, 8)),
+        (Framewise(), (4, 3, 2, 5)),
+        (Heads(), (5, 16)),
+    ],
 )
 def test_inference(model: nn.Module, shape: tuple[int, ...]) -> None:
     """Whatever size comes first: a batch of one is no graph of its own."""

@@ -5,18 +5,33 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from itertools import combinations, pairwise
+from random import Random
 from unittest.mock import patch
 
 import pytest
 import torch
-from torch import fx
+from torch import fx, nn
 
 from tests.graph.meant import traced
-from tests.graph.test_pieces import F, LiveBytes, Tensor, Tupled, Wrapped, _plain, counted, meaning
+from tests.graph.networks import Gated
+from tests.graph.test_pieces import (
+    F,
+    LiveBytes,
+    Tensor,
+    Tupled,
+    Wrapped,
+    _plain,
+    counted,
+    least,
+    meaning,
+    pieces,
+)
 from transconv.errors import Unsupported
 from transconv.graph.backend_options import MemoryBound
-from transconv.graph.pieces import region_pieces
+from transconv.graph.pieces import piece_plan, region_pieces
 from transconv.graph.pieces.bounded_model import BoundReport
+from transconv.graph.pieces.piece_passes import KnownPasses, memories
 from transconv.graph.regions.torch_region import library_bytes, sums_bytes
 from transconv.target import TARGETS
 
@@ -120,6 +135,60 @@ def test_what_others_took_before_is_no_measure(whole: int) -> None:
             calls.meter.peak = 1 << 40
             with patch.object(region_pieces, "counters", calls.meter.counters), calls.meter:
                 calls.made(calls.x)
+
+
+WIDTHS = [(2, 12, 2), (2, 0, 2)]
+
+
+@pytest.mark.parametrize("widths", WIDTHS)
+def test_a_refusal_names_the_least_of_all_regions(widths: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    pairs = [(_plain(2, n, 3, padding=1), _plain(n, 2, 3, padding=1)) for n in widths if n]
+
+    def f(x: Tensor) -> Tensor:
+        for a, b in pairs:
+            x = torch.cumsum(b(F.relu(a(x))), 1)
+            if 0 in widths and a is pairs[0][0]:  # what torch computes takes most
+                x = torch.cumsum(x.repeat(1, 16, 1, 1), 1)[:, :2]
+        return x
+
+    model, x = Wrapped(f, *(c for pair in pairs for c in pair)), torch.randn(1, 2, 24, 8)
+    with meaning():
+        with pytest.raises(Unsupported) as e:
+            pieces(model, x, 1)
+        bound = least(e.value)
+        made, report = pieces(model, x, bound)
+        assert len(repr(report.bound)) < 100  # torch prints it in a warning
+        torch.testing.assert_close(made, model(x), rtol=1e-4, atol=1e-5)
+        assert 0.95 * bound < report.peak <= bound
+        with pytest.raises(Unsupported):
+            pieces(model, x, int(0.95 * bound))
+
+
+@pytest.mark.slow
+def test_plans_of_larger_bounds_and_the_least_of_all() -> None:
+    torch.manual_seed(0)
+    plan = patch.object(region_pieces, "planned", wraps=piece_plan.planned)
+    with meaning(), plan as asked, pytest.raises(Unsupported):
+        pieces(Gated(nn.Conv2d, 8, 1, 2).eval(), torch.randn(1, 2, 27, 9), 1, "h")
+    steps, beside = asked.call_args.args[:2]
+    known = KnownPasses([m for m in memories(steps) if m.handed])
+    must, least = piece_plan._must(steps), 1 << 60
+    free = [m for m in memories(steps) if m.digit and not m.given and m not in must]
+    for kept in (s for n in range(len(free) + 1) for s in combinations(free, n)):
+        made = piece_plan.laid_out(steps, {*must, *kept}, beside, 0, known)
+        assert made is not None
+        least = min(least, piece_plan.settled(made, known).peak)
+    named = piece_plan.planned(steps, beside, 1).peak
+    assert least <= named <= 1.02 * least
+    drawn = Random(5)
+    for host in (0, 1 << 40):
+        bounds = sorted([named, *(drawn.randrange(beside, 3 * named) for _ in range(4))])
+        plans = [piece_plan.planned(steps, beside, bound, host) for bound in bounds]
+        within = [plan.peak <= bound for plan, bound in zip(plans, bounds, strict=True)]
+        assert within == sorted(within) and within[bounds.index(named)], "a larger bound is refused"
+        times = [plan.us for plan, fits in zip(plans, within, strict=True) if fits]
+        assert all(b <= 1.05 * a for a, b in pairwise(times)), "a larger bound takes longer"
 
 
 def _nodes(op: object, *shapes: tuple[int, ...], dtype: torch.dtype = torch.bfloat16) -> list[fx.Node]:

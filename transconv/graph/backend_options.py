@@ -37,10 +37,10 @@ class MemoryBound:
     told: str
     over: str = ""
     host: int | None = 0
-    links: dict[Any, Any] = field(default_factory=dict, compare=False)
-    plans: dict[int, Any] = field(default_factory=dict, compare=False)
-    made: dict[int, Any] = field(default_factory=dict, compare=False)
-    left: dict[str, int] = field(default_factory=dict, compare=False)
+    links: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
+    plans: dict[int, Any] = field(default_factory=dict, compare=False, repr=False)
+    made: dict[int, Any] = field(default_factory=dict, compare=False, repr=False)
+    left: dict[str, int] = field(default_factory=dict, compare=False, repr=False)
 
     def lengths(self, shapes: Iterable[tuple[int, ...]]) -> dict[str, int]:
         """The axes along which images of these shapes may be cut, outermost first, each with the most

@@ -23,6 +23,7 @@ from transconv.support import TransconvError
 
 NAME = re.compile(r"\b[ST]\d+\b")
 BRACED = re.compile(r"\{([^{}]*)\}")
+PRODUCT = re.compile(r"(\w+)=([ST]\d+(?:\*[ST]\d+)*)\*(\d+)(?= |$)")
 MOST = 2**31 - 2**16  # elements of a tensor, and positions: 32 bits count them
 LONG = 2**20  # a dim
 
@@ -105,7 +106,7 @@ class SizedText:
             return NAME.sub(lambda n: new[n[0]], made)
 
         words = [*self._ranges(), *self._bounds(said)]
-        return f"{head}\n    sizes  {', '.join(words)}\n{rest}" if order else text
+        return f"{head}\n    sizes  {', '.join(words)}\n{_divided(rest)}" if order else text
 
     def _joined(self) -> dict[str, Factors]:
         """Products of names that no tensor tells one by one, each with a name of its own."""
@@ -132,6 +133,20 @@ class SizedText:
             if len(_names(factors)) > 1 and _product(factors, self.like) <= MOST:
                 found[said(sizes)] = None
         yield from (f"{product} <= {MOST}" for product in found)
+
+
+def _divided(text: str) -> str:
+    """The text, where an axis of a name times a number, such as all frames of all videos, is two axes if a
+    store has its quotient by the number: a kernel stores along a name by a coordinate of its own."""
+    axes = next((line for line in text.splitlines() if line.startswith("    axes ")), "")
+    for axis, names, number in PRODUCT.findall(axes.partition("|")[0]):
+        if not re.search(rf"^ +store .*\b{axis} // {number}\b", text, re.MULTILINE):
+            continue
+        text = text.replace(f" {axis}={names}*{number}", f" {axis}_of={names} {axis}_in={number}")
+        text = re.sub(rf"\b{axis} // {number}\b", f"{axis}_of", text)
+        text = re.sub(rf"\b{axis} % {number}\b", f"{axis}_in", text)
+        text = re.sub(rf"\b{axis}\b", f"({axis}_of*{number} + {axis}_in)", text)
+    return text
 
 
 def _factors(text: str) -> Factors:

@@ -152,24 +152,13 @@ class BoundReport:
         return "\n".join(lines)
 
 
-def refuse_beyond(plan: PiecePlan, bound: MemoryBound, aside: int = 0) -> None:
-    """Raise Unsupported for a plan that exceeds a bound, with the least that would do, and why. ``aside``:
-    bytes that libraries take."""
-    if plan.passes:
-        worst = max(plan.passes, key=lambda p: p.peak)
-        count = worst.pieces * worst.columns
-        many = "whole" if count == 1 else f"in {count} pieces"
-        along = f" along {plan.axes}" * bool(plan.over)
-        refuse(bound, plan.peak, plan.beside, aside, f"{worst.largest} runs, {many}", along)
-
-
-def refuse(bound: MemoryBound, needed: int, beside: int, aside: int, doing: str, along: str = "") -> None:
-    """Raise Unsupported where more is ``needed`` than a bound. ``beside``: bytes that are there anyway,
-    and ``aside`` those of them that libraries take; ``doing``: while what happens the most is there."""
-    if needed <= bound.bytes:
-        return
+def too_small(
+    bound: MemoryBound, needed: int, beside: int, aside: int, doing: str, along: str = ""
+) -> Unsupported:
+    """The refusal of a bound where more is ``needed``. ``beside``: bytes that are there anyway, and
+    ``aside`` those of them that libraries take; ``doing``: while what happens the most is there."""
     also = f", {size_text(aside)} what torch's libraries take" * bool(aside)
-    raise Unsupported(
+    return Unsupported(
         "within:memory",
         f"memory={bound.told!r} is too small: at least {size_text(needed, up=True)} are needed{along}, "
         f"of which {size_text(beside - aside)} are weights and other tensors that the caller holds{also}; "

@@ -202,6 +202,13 @@ class PiecePlan:
         return " and ".join(self.over)
 
     @property
+    def doing(self) -> str:
+        """What happens while the most is there, in words."""
+        worst = max(self.passes, key=lambda p: p.peak)
+        count = worst.pieces * worst.columns
+        return f"{worst.largest} runs, {'whole' if count == 1 else f'in {count} pieces'}"
+
+    @property
     def whole(self) -> bool:
         """Whether each step runs whole."""
         return all(p.sample is None for p in self.passes)
@@ -235,12 +242,17 @@ def copied_us(memory: StepMemory, along: AxisSpan) -> float:
     return memory.link_us * along.size / memory.digit + runs * LAUNCH_US
 
 
+def undivided(steps: Sequence[Step]) -> list[Step]:
+    """The steps, each whole, with its statistics."""
+    spaces = {m for s in steps for m in s.spaces.values()}
+    return [s.joined for s in steps if not any(o.memory in spaces for o in s.operands.values())]
+
+
 def memories(steps: Sequence[Step]) -> list[StepMemory]:
     """What steps read and store, in their order."""
     found: dict[StepMemory, None] = {}
     for s in steps:
-        found |= dict.fromkeys(o.memory for o in (*s.read.values(), *s.stored.values()))
-        found |= dict.fromkeys(s.spaces.values())
+        found |= dict.fromkeys((*s.given, *s.made, *s.spaces.values()))
     return [*found]
 
 

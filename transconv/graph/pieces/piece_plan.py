@@ -34,8 +34,9 @@ from transconv.graph.pieces.piece_passes import (
     PiecePlan,
     acts,
     memories,
+    undivided,
 )
-from transconv.graph.pieces.step_graph import Step, StepMemory, undivided
+from transconv.graph.pieces.step_graph import Step, StepMemory
 
 TRIED = 64  # tensors at most that are given up or added
 GAIN = 0.999  # of the time: what is gained by a change is worth it
@@ -48,7 +49,7 @@ def _must(steps: Sequence[Step]) -> set[StepMemory]:
     found = {m for m in memories(steps) if m.handed or (not m.given and not m.digit)}
     for s in steps:
         found |= {o.memory for n, o in s.read.items() if s.whole or n in s.needs_whole}
-        found |= {o.memory for o in s.stored.values() if s.whole}
+        found |= {*s.made} if s.whole else set()
     return {m for m in found if not m.given}
 
 
@@ -57,11 +58,10 @@ def levels(steps: Sequence[Step], kept: Collection[StepMemory]) -> dict[Step, in
     ready: dict[StepMemory, int] = {}
     found: dict[Step, int] = {}
     for step in steps:
-        own = max((ready.get(o.memory, 0) for o in step.read.values()), default=0)
+        own = max([ready.get(m, 0) for m in step.given], default=0)
         found[step] = own
-        for o in step.stored.values():
-            later = not step.whole and o.memory in kept
-            ready[o.memory] = max(ready.get(o.memory, 0), own + later)
+        for m in step.made:
+            ready[m] = max(ready.get(m, 0), own + (not step.whole and m in kept))
         for space in step.spaces.values():
             ready[space] = own + 1
     return found
@@ -80,18 +80,38 @@ def planned(steps: Sequence[Step], beside: int, bound: int, host: int = 0) -> Pi
     must = _must(steps)
     level, made = levels(steps, must), dict[StepMemory, int]()
     for s in steps:
-        for o in s.stored.values():
-            made[o.memory] = max(made.get(o.memory, 0), level[s])
-    later = {o.memory for s in steps for o in s.read.values() if made.get(o.memory, level[s]) < level[s]}
-    goals = bound, bound * 15 // 16, 0
-    plan = _within(steps, beside, bound, goals[: 2 if host else 3], 0, must | later, known)
-    if not host or (plan.peak <= bound and plan.us <= AGAIN * plan.once):
-        return plan
+        made |= {m: max(made.get(m, 0), level[s]) for m in s.made}
+    later = {m for s in steps for m in s.given if made.get(m, level[s]) < level[s]}
+    goals, first, search = (bound, bound * 15 // 16), must | later, partial(_within, steps, beside, bound)
+    plan = search(goals, 0, first, known)
     if plan.peak <= bound:
-        other = _within(steps, beside, bound, goals[:2], host, plan.kept, known)
+        if not host or plan.us <= AGAIN * plan.once:
+            return plan
+        other = search(goals, host, plan.kept, known)
         return other if other.peak <= bound and other.us < WORTH * plan.us else plan
-    other = _within(steps, beside, bound, goals, host, must | later, known.anew())
-    return min(plan, other, key=lambda p: p.peak)
+    if host and (plan := search(goals, host, first, known.anew())).peak <= bound:
+        return plan
+    found = list[PiecePlan]()
+    for least in _least(search, first, host, known):
+        if least.peak <= bound and not least.waits:
+            plan = search(goals, 0, least.kept, known.anew())
+            return plan if plan.peak <= bound else least
+        found.append(least)
+        if least.peak <= bound:
+            break
+    return min(found, key=lambda p: p.peak)
+
+
+def _least(
+    search: Callable[..., PiecePlan], first: set[StepMemory], host: int, known: KnownPasses
+) -> Iterator[PiecePlan]:
+    """Plans that take least, whatever the bound is: where one is within it, some are within each larger
+    one. What would wait in a host memory without end is in the way: it is computed again instead."""
+    yield search((0,), 0, first, known.anew())
+    free = search((0,), 1 << 62, first, known.anew())
+    yield search((0,), 0, free.kept - {*free.waits}, known.anew())
+    if host:
+        yield search((0,), host, first, known.anew())
 
 
 def _within(
@@ -141,19 +161,25 @@ def _searched(
 ) -> PiecePlan:
     """The best plan found by changes of what is kept, and what waits in host memory, with what a piece in
     the middle takes."""
-    must, best = _must(steps), laid_out(steps, first, beside, bound, known)
+    must, best, tried = _must(steps), laid_out(steps, first, beside, bound, known), 0
     assert best is not None
+    priced = host > 0 and bound > 0
     for _ in range(TRIED):
         found: tuple[tuple[float, ...], PiecePlan] | None = None
-        far = best.exceeds(bound)[0] > 0
+        worst = max(best.passes, key=lambda p: p.peak)
+        far = worst.peak > bound
+        if tried > EXCHANGES:
+            break
         for kept, waits in _others(best, must) if far else _exchanged(best, must):
             if waits and not host:
                 continue
             below = inf if far else found[1].us if found is not None else GAIN * best.us
-            plan = laid_out(steps, kept, beside, bound, known, waits, below)
+            most = bound if not far else worst.peak if found is None or priced else found[1].peak
+            tried += not far
+            plan = laid_out(steps, kept, beside, bound, known, waits, below, max(most, bound), worst.level)
             if plan is None:
                 continue
-            key = _gain(plan, best, bound, host > 0 and bound > 0)
+            key = _gain(plan, best, bound, priced)
             if key and sum(plan.buffers) <= host and (found is None or key < found[0]):
                 found = key, plan
         if found is None:
@@ -177,6 +203,7 @@ def _gain(plan: PiecePlan, best: PiecePlan, bound: int, priced: bool) -> tuple[f
 MOST, IN_GRID = 256, 512  # pieces at most of a pass, along one axis and of two: each is planned alone
 EDGES = 0.98  # of the time of a pass in one piece: several take more, but a middle one may have less
 EXACT = 4  # times at most that a plan is cut finer
+EXCHANGES = 2048  # plans within a bound, behind which none that takes less time is looked for
 EXCHANGED = 6  # tensors at most for which others are given up
 
 
@@ -194,7 +221,7 @@ def _exchanged(plan: PiecePlan, must: Collection[StepMemory]) -> Iterator[Places
             times = p.pieces * p.columns
             share[s] = share.get(s, 0.0) + p.sample.share(s) * times  # type: ignore[union-attr]
     often = sorted([s for s in share if share[s] > 1.2], key=lambda s: -s.us * (share[s] - 1))
-    more = [m for m in dict.fromkeys(o.memory for s in often for o in s.stored.values()) if not m.given]
+    more = [m for m in dict.fromkeys(m for s in often for m in s.made) if not m.given]
     more = [m for m in more if m not in plan.kept]
     less = [m for m in memories(plan.steps) if m in plan.kept and m not in must]
     for m in more:
@@ -236,10 +263,13 @@ def laid_out(
     known: KnownPasses,
     waits: Collection[StepMemory] = (),
     below: float = inf,
+    most: float = inf,
+    near: int = 0,
 ) -> PiecePlan | None:
     """The passes in which some tensors are kept, and some of these wait in host memory, each with the
     fewest pieces that stay within a bound, or more where these hide copies. None, as soon as it is known,
-    for a plan that exceeds the bound or does not take less than ``below``, where that is asked for."""
+    for a plan that takes no less time than ``below``, or more than ``most`` bytes, as may be known first
+    ``near`` a level."""
     level = levels(steps, kept)
     top = max(level.values(), default=0)
     own: list[list[Step]] = [[] for _ in range(top + 1)]
@@ -247,7 +277,7 @@ def laid_out(
         own[level[s]].append(s)
     passes = []
     for n, group in enumerate(own):
-        made = [o.memory for s in group if not s.whole for o in s.stored.values() if o.memory in kept]
+        made = [m for s in group if not s.whole for m in s.made if m in kept]
         last_made = [m for m in dict.fromkeys(made) if max(level[s] for s in m.makers) == n]
         wanted = PassResults(tuple(last_made), tuple(s for s in group if s.left))
         passes.append(PiecePass(n, [s for s in group if s.whole], wanted))
@@ -264,12 +294,12 @@ def laid_out(
     _enter_buffers(plan, [m for m in born if m in waits], born)
     whole = {m for p in passes for m in p.wanted.memories}
     _enter_starts(plan, born)
-    if below < inf and any(p.start is not None and p.start.there > bound for p in passes):
+    if any(p.start is not None and p.start.there > most for p in passes):
         return None
-    for p in passes:
+    for p in sorted(passes, key=lambda p: abs(p.level - near)):
         over = _over(p, plan, born, whole) if p.sample is not None else {}
         _cut(p, plan, over, bound, known)
-        if below < inf and p.peak > bound:
+        if p.peak > most:
             return None
     return plan
 
@@ -293,7 +323,7 @@ def _last(plan: PiecePlan, known: KnownPasses) -> dict[StepMemory, int]:
     """The level behind which nothing reads a tensor."""
     found: dict[StepMemory, int] = {}
     for p in plan.passes:
-        seen = [o.memory for s in p.whole for o in (*s.read.values(), *s.stored.values())]
+        seen = [m for s in p.whole for m in (*s.given, *s.made)]
         seen += [*p.wanted.memories]
         seen += [m for s in p.wanted.steps for m in s.spaces.values()]
         seen += [*p.sample.reads] if p.sample is not None else []
@@ -318,7 +348,7 @@ def _enter_starts(plan: PiecePlan, born: Mapping[StepMemory, int]) -> None:
         there, gone = there + more[p.level], gone + passed[p.level]
         sample = p.sample
         seen = {*sample.regions, *sample.reads} if sample is not None else set[StepMemory]()
-        touched = {o.memory for s in p.whole for o in (*s.read.values(), *s.stored.values())} | seen
+        touched = {m for s in p.whole for m in (*s.given, *s.made)} | seen
         touched |= {m for s in p.wanted.steps for m in s.spaces.values()}
         waits = frozenset(m for m in seen if m in plan.waits)
         alive = frozenset(
@@ -464,7 +494,7 @@ def _born(plan: PiecePlan) -> dict[StepMemory, int]:
     """The level at which a tensor is there first."""
     found: dict[StepMemory, int] = {}
     for p in plan.passes:
-        made = [o.memory for s in p.whole for o in s.stored.values()]
+        made = [m for s in p.whole for m in s.made]
         made += [*p.wanted.memories, *(m for s in p.wanted.steps for m in s.spaces.values())]
         for m in made:
             found.setdefault(m, p.level)
@@ -477,17 +507,17 @@ def _over(
     """Tensors of a pass that may take the place of others that are ``kept`` and that nothing reads behind
     it."""
     assert p.sample is not None
-    free = [
+    own = {
         m
-        for m in born
+        for m in p.sample.reads
         if m in kept
-        and born[m] < p.level
+        and born.get(m, p.level) < p.level
         and plan.last.get(m) == p.level
         and not m.handed
         and m not in plan.waits
-        and m in p.sample.reads
         and all(n not in s.needs_whole for s in p.sample.spans for n, o in s.read.items() if o.memory is m)
-    ]
+    }
+    free = [m for m in born if m in own] if own else []
     found: InPlace = {}
     for m in [m for m in p.wanted.memories if m not in plan.waits]:
         old = next((f for f in free if _alike(f, m) and f not in found.values()), None)

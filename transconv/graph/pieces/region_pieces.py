@@ -18,14 +18,21 @@ from transconv.compute import Alone, Workload
 from transconv.functional.calls.compiled_launch import TensorMemory, aligned, deterministic, program
 from transconv.graph.backend_options import MemoryBound, mark
 from transconv.graph.fusion.index_ir import Piece
-from transconv.graph.pieces.bounded_model import refuse, refuse_beyond, size_text
+from transconv.graph.pieces.bounded_model import size_text, too_small
 from transconv.graph.pieces.piece_execution import HostLink, PartMemory, PieceRun
-from transconv.graph.pieces.piece_passes import NO_RESULTS, PiecePass, PiecePlan, memories
+from transconv.graph.pieces.piece_passes import NO_RESULTS, PiecePass, PiecePlan, memories, undivided
 from transconv.graph.pieces.piece_plan import AGAIN, planned
-from transconv.graph.pieces.step_graph import Operand, Step, StepMemory, crossed, steps_of, undivided
-from transconv.graph.regions.torch_region import left_bytes, library_bytes, storage_bytes, sums_bytes
+from transconv.graph.pieces.step_graph import Operand, Step, StepMemory, crossed, steps_of
+from transconv.graph.regions.aliases import base_of, is_view
+from transconv.graph.regions.torch_region import (
+    address,
+    left_bytes,
+    library_bytes,
+    storage_bytes,
+    sums_bytes,
+)
 from transconv.runtime import estimated, is_capturing
-from transconv.support import Drawer, TransconvError, __version__
+from transconv.support import Drawer, TransconvError, Unsupported, __version__
 from transconv.target import Target
 
 if TYPE_CHECKING:
@@ -45,7 +52,9 @@ class BoundedGraph:
     name of what is kept of it on disk; ``regions``: its own, in their order; ``workspace``: bytes that a
     library of torch's takes once. ``looks``: calls that are still measured; ``beyond``: those that
     exceeded the bound; ``stays``: bytes that its calls took and that are no results, such as a workspace;
-    ``most``, ``worst``: of the call that is measured, the most bytes so far, and the region that ran then.
+    ``most``, ``worst``: of the call that is measured, the most bytes so far, and the region that ran then;
+    ``needed``, ``refusal``: of the region of a call that needs most beyond the bound, how much, and what
+    is said. From the first such region on none runs: each is planned with tensors without memory.
 
     The first call may take more than later ones: results of new kernels are looked at, and torch
     compiles. So where it exceeds the bound, the next one decides: what that takes beyond what is counted
@@ -64,6 +73,8 @@ class BoundedGraph:
     stays: int = 0
     most: int = 0
     worst: RegionPieces | LeftRegion | None = None
+    needed: int = 0
+    refusal: Unsupported | None = None
 
     @classmethod
     def of(
@@ -105,11 +116,23 @@ class BoundedGraph:
         """Bytes by address of what the forward graph returned, while gradients are computed."""
         kept = self.bound.made.values() if self.backward else ()
         there = [s for found in kept for ref in found if (s := ref()) is not None]
-        return {s.data_ptr(): s.nbytes() for s in there}
+        return {address(s): s.nbytes() for s in there}
+
+    def refuse(self, needed: int, beside: int, aside: int, doing: str, along: str = "") -> None:
+        """Have the call refused, where this is more than the bound (``too_small``)."""
+        if needed > max(self.bound.bytes, self.needed):
+            self.needed = needed
+            self.refusal = too_small(self.bound, needed, beside, aside, doing, along)
+
+    def decide(self) -> None:
+        """Behind all regions. Raises Unsupported for a call that is refused."""
+        if self.refusal is not None:
+            raise self.refusal
 
     def begin(self, given: Iterable[Any]) -> tuple[int, int] | None:
         """Before a call of what is ``given``: the bytes that are there, and those of them that are
         others'. None for a call that is not measured."""
+        self.needed, self.refusal = 0, None
         found = None if not self.looks or is_capturing(self.device) else counters(self.device)
         if found is None:
             return None
@@ -182,13 +205,29 @@ class LeftRegion:
         return f"torch's {', '.join(names[:3])}{', ...' * (len(names) > 3)}"
 
     def see(self, there: dict[int, int], tensors: Sequence[Any], passed: Sequence[bool]) -> None:
-        """Before a call: as of ``RegionPieces``. Raises Unsupported for more than the bound."""
+        """Before a call: as of ``RegionPieces``. More than the bound is refused."""
         graph = self.graph
         own = sum((there | storage_bytes(tensors) | graph.returned()).values())
         beside, region = graph.workspace + self.aside, self.region
         self.peak = own + left_bytes(region.outputs) + sums_bytes(region.nodes, graph.target) + beside
-        refuse(graph.bound, self.peak, own + beside, beside, f"{self.doing} run, whole")
-        graph.bound.left[self.doing] = self.peak
+        graph.refuse(self.peak, own + beside, beside, f"{self.doing} run, whole")
+        if self.peak <= graph.bound.bytes:
+            graph.bound.left[self.doing] = self.peak
+
+    def __call__(self, given: Sequence[Any]) -> list[Any]:
+        """Tensors without memory in the place of the results, views of what is ``given`` apart."""
+        made = dict(zip(self.region.inputs, given, strict=True))
+
+        def found(node: torch.fx.Node) -> Any:
+            val, base = node.meta.get("val"), base_of(node)
+            if node not in made and isinstance(val, Tensor):
+                lies = val.shape, val.stride()
+                made[node] = torch.empty_strided(*lies, dtype=val.dtype, device="meta")
+                if base is not None and is_view(node):
+                    made[node] = found(base).as_strided(*lies, val.storage_offset())
+            return made.get(node)
+
+        return [found(node) for node in self.region.outputs]
 
 
 @dataclass(slots=True)
@@ -221,14 +260,20 @@ class RegionPieces:
         beside = self.beside(given, tensors)
         if self.run is None or self.run.plan.beside < beside:
             self.plan(bound, beside)
-        assert self.run is not None
-        if self.compiled and aligned(tensors):
+        refused = self.graph.refusal is not None
+        if self.compiled and aligned(tensors) and not refused:
             return self.launches.launched(sizes, given)
         given.clear()
         rooms = {m: PartMemory(t, m.all) for m, t in zip(self.given, tensors, strict=True)}
         tensors.clear()
-        with self.launches.here():
-            rooms = self.run(rooms)
+        if refused:
+            for m in {o.memory for o in self.results.values()} - {*rooms}:
+                room = torch.empty(m.bytes // m.dtype.itemsize, dtype=m.dtype, device="meta")
+                rooms[m] = PartMemory(room, m.all)
+        else:
+            assert self.run is not None
+            with self.launches.here():
+                rooms = self.run(rooms)
         made = []
         for handed, view in zip(self.launches.handed, bound.views, strict=True):
             operand = self.results[handed.piece]
@@ -255,7 +300,7 @@ class RegionPieces:
     def see(self, there: dict[int, int], tensors: Sequence[Any], passed: Sequence[bool]) -> None:
         """Note what else is ``there``: bytes by address of what is not handed to it; and the tensors that
         are ``passed`` to it, which nobody else holds."""
-        own = [t.untyped_storage().data_ptr() if isinstance(t, Tensor) else 0 for t in tensors]
+        own = [address(t.untyped_storage()) if isinstance(t, Tensor) else 0 for t in tensors]
         self.outside = there
         alone = [p and at not in there and own.count(at) == 1 for at, p in zip(own, passed, strict=True)]
         self.passed = {i for i, p in enumerate(alone) if p}
@@ -268,8 +313,8 @@ class RegionPieces:
 
     def plan(self, bound: BoundRegion, beside: int) -> None:
         """Find the pieces: along the outermost axis, or another one if that exceeds the bound, or is
-        shorter and too much is computed again; along two where none does. Raises Unsupported where no
-        number of pieces stays within the bound."""
+        shorter and too much is computed again; along two where none does. Refuses the call where no number
+        of pieces stays within the bound."""
         weights = self.weights(*self.asked(bound))
         given = zip(self.launches.inputs, bound.inputs, strict=True)
         shapes = [x.shape for (_, _, piece), x in given if piece not in weights]
@@ -290,7 +335,10 @@ class RegionPieces:
                 every = replace(self.graph.bound, over="").lengths(shapes)
                 tried = [first + a for a in every if a != first]
         _, found, self.given, self.results, self.compiled = best
-        refuse_beyond(found, self.graph.bound, self.graph.workspace + self.aside)
+        if found.peak > self.graph.bound.bytes:
+            aside, along = self.graph.workspace + self.aside, f" along {found.axes}" * bool(found.over)
+            self.graph.refuse(found.peak, found.beside, aside, found.doing, along)
+            return
         self.graph.bound.plans[id(self)] = found
         device = self.launches.device
         link = self.graph.bound.links.setdefault(device, HostLink(device)) if found.waits else None

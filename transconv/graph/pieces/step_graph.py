@@ -219,7 +219,7 @@ class Step:
             own = int(own * share)
         return own + int(parts * share * left)
 
-    @property
+    @cached_property
     def whole(self) -> bool:
         """Whether it runs whole."""
         return not self.parts[0].axis
@@ -240,6 +240,16 @@ class Step:
         """The operands that it reads."""
         names = dict.fromkeys(r.view.tensor.name for p in self.parts for r in p.compute.reads)
         return {n: self.operands[n] for n in names}
+
+    @cached_property
+    def given(self) -> tuple[StepMemory, ...]:
+        """The tensors that it reads."""
+        return tuple(o.memory for o in self.read.values())
+
+    @cached_property
+    def made(self) -> tuple[StepMemory, ...]:
+        """The tensors that it stores."""
+        return tuple(o.memory for o in self.stored.values())
 
     @cached_property
     def grain(self) -> int:
@@ -321,12 +331,6 @@ class Step:
             assert strides is not None
             self.lies[name] = tensor.shape, strides, self.operands[name].slot(tensor)
         return self.lies[name]
-
-
-def undivided(steps: Sequence[Step]) -> list[Step]:
-    """The steps, each whole, with its statistics."""
-    spaces = {m for s in steps for m in s.spaces.values()}
-    return [s.joined for s in steps if not any(o.memory in spaces for o in s.operands.values())]
 
 
 # -- the axis of a step --------------------------------------------------------------------------------
@@ -445,9 +449,7 @@ def steps_of(
 def _room(compute: Compute, schedule: Schedule) -> int:
     """Bytes of the sums of parts, where a schedule splits what is summed."""
     size = compute.acc.bits // 8 if schedule.split_k > 1 else 0
-    for x in compute.axes:
-        size *= 1 if x.name in compute.reduced else x.size
-    return schedule.split_k * size
+    return schedule.split_k * size * prod(x.size for x in compute.axes if x.name not in compute.reduced)
 
 
 def _stem(name: str) -> str:
@@ -456,9 +458,8 @@ def _stem(name: str) -> str:
 
 
 def _kept(name: str, tensor: Tensor) -> StepMemory:
-    strides = tensor.layout.strides()
-    assert strides is not None
-    return StepMemory(name, tensor.shape, strides, getattr(torch, tensor.dtype.torch))
+    lies = tensor.shape, tensor.layout.strides() or ()
+    return StepMemory(name, *lies, getattr(torch, tensor.dtype.torch))
 
 
 def _step(
@@ -586,9 +587,8 @@ def in_blocks(compute: Compute, operands: dict[str, Operand]) -> tuple[Compute, 
     if len(found) != 1:
         return ()
     (axis,) = found
-    size, one = compute.size(axis), compute.acc.bits // 8
-    for x in compute.axes:
-        one *= 1 if x.name in compute.reduced else x.size
+    size = compute.size(axis)
+    one = compute.acc.bits // 8 * prod(x.size for x in compute.axes if x.name not in compute.reduced)
     most = min(BLOCKS, sum(m.bytes for m in memories) // (SHARE * one))
     within = next((n for n in range(1, size) if size % n == 0 and size // n <= most), 0)
     if not within:

@@ -78,13 +78,17 @@ def normalized(gm: fx.GraphModule) -> None:
 ATTENTION = ("query", "key", "value", "attn_mask")
 
 
-def attended(gm: fx.GraphModule) -> None:
+def attended(gm: fx.GraphModule, invariant: bool = False) -> None:
     """Have masks of attention whose rows are one element, expanded, lie with rows of their own. torch's
     kernels of attention take no others: it computes the scores in memory, in f32. Models that are traced
     hand over such masks where they have none otherwise. Dims outside of the rows stay expanded. A mask
-    with a gradient stays as it is: of a leaf each element has its own, and torch's kernels take none."""
+    with a gradient stays as it is: of a leaf each element has its own, and torch's kernels take none.
+    ``invariant``: attention is two products and a softmax, whose kernels add up alike in each batch."""
     for node in gm.graph.nodes:
         if node.target is not torch.nn.functional.scaled_dot_product_attention:
+            continue
+        if invariant:
+            node.target = _products
             continue
         mask = (dict(zip(ATTENTION, node.args, strict=False)) | node.kwargs).get("attn_mask")
         like = mask.meta.get("example_value") if isinstance(mask, fx.Node) else None
@@ -94,6 +98,12 @@ def attended(gm: fx.GraphModule) -> None:
             made.meta["example_value"] = _with_rows(like)
             node.replace_input_with(mask, made)
     gm.recompile()
+
+
+def _products(*given: Any, **named: Any) -> Tensor:
+    """Attention as torch's reference writes it: the scores in memory, of 16 bits in f32."""
+    made: Tensor = torch.ops.aten._scaled_dot_product_attention_math.default(*given, **named)[0]
+    return made
 
 
 def _with_rows(mask: Tensor) -> Tensor:

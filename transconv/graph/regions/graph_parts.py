@@ -121,6 +121,8 @@ class Parts:
     ) -> list[Any]:
         began = None if self.within is None else self.within.begin((*given, *self.held.values()))
         made = self.run(sizes, given, numbers)
+        if self.within is not None:
+            self.within.decide()
         if began is not None:
             self.within.end(began, made)
         return made
@@ -277,11 +279,14 @@ class RunnableRegion:
         self, sizes: Mapping[str, int], given: list[Any], there: dict[int, int], passed: Sequence[bool]
     ) -> Sequence[Any]:
         """A call within a bound. ``there``: what is not handed to it, bytes by address; ``passed``: which
-        of what is ``given`` nobody else holds. Raises Unsupported where it would exceed the bound."""
+        of what is ``given`` nobody else holds. Where a region exceeds the bound, it and those behind it
+        are planned alone."""
         if self.instead is not None:
             self.instead.around = there
             return self(sizes, given)
         self.pieces.see(there, given, passed)
+        if self.launches is None and self.setting.within.refusal is not None:
+            return self.pieces(given)  # type: ignore[no-any-return]
         made = self(sizes, given)
         self.setting.within.note(self.pieces)
         return made

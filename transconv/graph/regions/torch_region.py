@@ -155,9 +155,14 @@ WIDE = 128  # elements of a head above which memory-efficient attention adds up 
 
 
 def storage_bytes(values: Iterable[Any]) -> dict[int, int]:
-    """Bytes of the memory of tensors, by address."""
+    """Bytes of the memory of tensors, by address (``address``)."""
     found = [v.untyped_storage() for v in values if isinstance(v, Tensor)]
-    return {s.data_ptr(): s.nbytes() for s in found}
+    return {address(s): s.nbytes() for s in found}
+
+
+def address(storage: torch.UntypedStorage) -> int:
+    """Where memory is; of tensors without memory, that stand in for others, a number of its own."""
+    return storage.data_ptr() or storage._cdata  # type: ignore[no-any-return]
 
 
 def left_bytes(outputs: Iterable[fx.Node]) -> int:
