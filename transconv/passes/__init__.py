@@ -29,6 +29,7 @@ from transconv.passes.pipeline import (
     stages,
     unregister,
 )
+from transconv.passes.scope import decided, resolved
 
 __all__ = [
     "EMIT",
@@ -43,6 +44,7 @@ __all__ = [
     "Form",
     "Pass",
     "Stage",
+    "decided",
     "finish",
     "forms",
     "leave",
@@ -50,6 +52,7 @@ __all__ = [
     "lower",
     "passes",
     "register",
+    "resolved",
     "running",
     "stages",
     "together",
