@@ -24,6 +24,7 @@ from transconv.compute.autodiff.reverse import reaches
 from transconv.compute.batch import (
     BATCH,
     batch_axis,
+    fewest,
     in_bands,
     nearest,
     of_any_batch,
@@ -136,6 +137,7 @@ __all__ = [
     "differentiate",
     "examine",
     "execute",
+    "fewest",
     "fresh",
     "in_bands",
     "in_torch",

@@ -20,12 +20,13 @@ than many, with sums that are grouped alike (selection/same_bits.py):
 
 from __future__ import annotations
 
+import bisect
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
-from math import prod
+from math import isqrt, prod
 
 from transconv.compute.compute import Compute
 from transconv.compute.parser import parse
@@ -60,8 +61,8 @@ LARGEST = 2**31 - 2**16  # elements of a tensor; with those of the last tile the
 
 
 def reference(elements: int) -> int:
-    """The number of samples between few and many, where one sample's largest tensor has so many elements: a
-    power of two."""
+    """The number of samples between few and many, a power of two, where one sample's largest tensor has
+    so many elements."""
     wanted = min(MOST, max(FEWEST, ELEMENTS // max(1, elements)))
     return 1 << (wanted.bit_length() - 1)
 
@@ -79,7 +80,12 @@ def examples(elements: int, computes: Iterable[Compute]) -> tuple[int, ...]:
 
 def nearest(count: int, each: Sequence[int]) -> int:
     """The one of the ``examples`` from which a number of samples differs by the smallest factor."""
-    return each[sum(a * b <= count * count for a, b in pairwise(each))]
+    return each[bisect.bisect_right(fewest(each), count) - 1]
+
+
+def fewest(each: Sequence[int]) -> list[int]:
+    """The fewest samples for which each of the ``examples`` is the nearest."""
+    return [*[1][: len(each)], *(isqrt(a * b - 1) + 1 for a, b in pairwise(each))]
 
 
 def adds_alike(compute: Compute) -> bool:
@@ -96,7 +102,7 @@ def adds_alike(compute: Compute) -> bool:
 
 
 def _rounds_alike(compute: Compute) -> bool:
-    """Whether machine code rounds ``a*b + c`` alike in all tiles, once or twice: where there is one value as
+    """Whether machine code rounds ``a*b + c`` alike in all tiles, once or twice: where one value is as
     large as a tile, in ``a*b``, both operations are done where it lies."""
     made = {s.var: s for s in compute.steps if not isinstance(s, Write)}
 
@@ -166,7 +172,7 @@ def with_reference(compute: Compute, name: str, count: int) -> Compute:
 
 
 def in_bands(compute: Compute) -> tuple[int, ...]:
-    """The ``examples`` of the number of samples, if that is the one size that is an argument; else none."""
+    """The ``examples`` of the number of samples, if that is the one size that is an argument."""
     named, axis = compute.named, batch_axis(compute)
     if named is None or len(named.names) > 1 or axis is None or compute.axis(axis).extent is None:
         return ()

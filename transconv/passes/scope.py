@@ -168,8 +168,8 @@ def _look(s: ir.Stmt, bound: set[str], found: set[str]) -> None:
 
 
 def decided(kernel: ir.Kernel, name: str, is_summed: bool) -> list[str]:
-    """In words, what a size decides about the sums of a kernel, beside how many programs there are and what
-    is masked; ``is_summed``: whether sums end at it."""
+    """In words, what a size decides about the sums of a kernel, beside the number of programs and what is
+    masked; ``is_summed``: whether sums end at it."""
     told: dict[ir.Var, list[ir.Expr]] = {}
     for let in ir.find(kernel, ir.Let):
         told.setdefault(let.var, []).append(let.value)  # phases have the same names
@@ -187,8 +187,8 @@ def decided(kernel: ir.Kernel, name: str, is_summed: bool) -> list[str]:
 
 
 def _adds(branch: ir.If, kept: set[ir.Var]) -> bool:
-    """Whether something that began before a branch may be added up within: a variable changes, or a unit is
-    called. A branch of whole tiles begins their sums."""
+    """Whether sums that began before a branch may go on within: a variable changes, or a unit is called. A
+    branch of whole tiles begins their sums."""
     own = {a.var for a in ir.find(branch, ir.Alloc)}
     if any(u.var not in own for u in ir.find(branch, ir.Update)):
         return True

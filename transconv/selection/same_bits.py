@@ -30,7 +30,8 @@ from transconv.cost import estimate, is_small
 from transconv.schedule import Schedule, Word, registered_words, why_not
 from transconv.selection.candidates import Listed, shortlist
 from transconv.selection.candidates import forget as forget_lists
-from transconv.selection.choice import SLACK, Choice, ranked
+from transconv.selection.choice import COUNT, SLACK, Choice, at_several, lasts, ranked, tuned
+from transconv.selection.tuning_db import machine, rows_of
 from transconv.support import ScheduleError
 from transconv.target import Target
 
@@ -61,8 +62,8 @@ def with_same_bits(count: int, compute: Compute, target: Target, workload: Workl
     as ``shortlist``."""
     bands, words = _bands(compute, workload), registered_words()
     if len(bands) > 1:
-        group = _common(bands, target, words)
-        choices = _within(group, _Band(compute, workload, _lead(compute, workload)), bands, target, words)[:count]
+        own, group = _Band(compute, workload, _lead(compute, workload)), _common(bands, target, words)
+        choices = _within(group, own, bands, target, words)[:count]
         return [Listed(c.schedule, c.why, c.row is not None, c.is_close) for c in choices]
     found: dict[Schedule, Listed] = {}
     for listed in shortlist(count, compute, target, workload):
@@ -108,12 +109,9 @@ def grouping(schedule: Schedule, compute: Compute) -> Hashable:
 
 def _bands(compute: Compute, workload: Workload) -> tuple[_Band, ...]:
     """The computation, or all stride phases, for each example of the number of samples."""
-    found: list[_Band] = []
-    for number in in_bands(compute) if workload.named(compute.name) is not None else ():
-        of = workload.with_batch(number)
-        phases = [c for c in of.computations if c.phase == compute.phase and (c.phase or c.name == compute.name)]
-        found += [_Band(c, of, _lead(c, of)) for c in phases]
-    return tuple(found)
+    names = {c.name for c in workload.computations if c.phase} if compute.phase else {compute.name}
+    each = [workload.with_batch(number) for number in in_bands(compute)]
+    return tuple([_Band(c, of, _lead(c, of)) for of in each for c in of.computations if c.name in names])
 
 
 def _lead(compute: Compute, workload: Workload) -> Compute:
@@ -123,16 +121,35 @@ def _lead(compute: Compute, workload: Workload) -> Compute:
 
 @lru_cache(maxsize=64)
 def _grouped(band: _Band, target: Target, words: tuple[Word, ...]) -> Groups:
-    """The choices for an example by their grouping, the first choice's first."""
-    found: dict[Schedule, Choice] = {}
-    for choice in ranked(band.compute, target, band.workload):
-        schedule = _steady(choice.schedule, band.compute, target)
-        if schedule is not None:
-            found.setdefault(schedule, replace(choice, schedule=schedule))
+    """The choices for an example by their grouping, the first choice's first: what was measured for so
+    many samples, if it is no worse for others, then by the estimates for several numbers."""
+    compute, found = band.compute, dict[Schedule, Choice]()
+    of_any = ranked(compute, target, band.workload)
+    for choice in (*_measured(band, of_any, target), *of_any):
+        schedule = _steady(choice.schedule, compute, target)
+        if schedule is not None and schedule not in found:
+            us = estimate(schedule, compute, target)
+            found[schedule] = replace(choice, schedule=schedule, us=us)
+    first = [s for s, c in found.items() if c.row is not None]
+    rest = [s for s in found if s not in first]
     groups: Groups = {}
-    for schedule, choice in found.items():
-        groups.setdefault(grouping(schedule, band.lead), []).append(choice)
+    for schedule in (*first, *at_several(rest, compute, target, COUNT)):  # half is the example's
+        groups.setdefault(grouping(schedule, band.lead), []).append(found[schedule])
     return groups
+
+
+def _measured(band: _Band, choices: list[Choice], target: Target) -> list[Choice]:
+    """What tuning found for an example as a number."""
+    compute, about = band.compute, band.workload.about(band.compute)
+    assert compute.named is not None
+    group = about.group(machine(target))
+    rows, exact = rows_of(group) if group else [], compute.at(**compute.named.like)
+    return [
+        c
+        for c in tuned(choices, exact, target, about, rows)
+        if why_not(c.schedule, compute, target) is None
+        and lasts(c.schedule, choices[0].schedule, compute, target)
+    ]
 
 
 def _within(

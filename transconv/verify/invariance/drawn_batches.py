@@ -2,8 +2,8 @@
 
     8 samples   results[3] of the batch   ==   results[0] of samples[3:4]     bit for bit, for all of them
 
-Few samples have another plan than many, so parts of a batch are compared that have as many samples as each
-plan is chosen for. A result without samples is a sum over them, such as a weight gradient. It is compared with that of the
+Few samples have another plan than many, so parts of a batch are compared for which other plans are chosen.
+A result without samples is a sum over them, such as a weight gradient. It is compared with that of the
 same samples and some of zeros behind them, which add nothing: where the number of samples decides which
 terms are added to which, it has other bits.
 """
@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from transconv.compute import Workload, in_bands
+from transconv.compute import Workload, fewest, in_bands
 from transconv.runtime import Launch, Plan, PlanRequest, Wanted, build
 from transconv.schedule import Schedule
 from transconv.target import Target
@@ -36,16 +36,16 @@ def bits_off(one: torch.Tensor, other: torch.Tensor) -> int:
 
 
 class BatchKernel:
-    """A workload's kernels for any number of samples, and which tensors hold samples. ``schedules``: those
-    in place of the choice, for the examples from one sample on, the last one for all others. Raises as
-    ``build`` and ``of_any_batch``."""
+    """A workload's kernels for any number of samples, and which tensors hold samples. ``plans``: the
+    fewest samples of each plan; ``schedules``: one for one sample and one for more, or one for all, in
+    place of the choice. Raises as ``build`` and ``of_any_batch``."""
 
     def __init__(
         self, workload: Workload, target: Target, device: str, schedules: Sequence[Schedule]
     ) -> None:
         self.workload, self.target, self.device = workload, target, torch.device(device)
         form, _ = workload.of_any_batch()
-        self.examples = sorted({n for c in form.computations for n in in_bands(c)})
+        self.plans = sorted({n for c in form.computations for n in fewest(in_bands(c))})
         self.schedules, self.launches = schedules, dict[Workload, Launch]()
         one, two = (self.shapes(n) for n in (1, 2))
         self.samples = {name for name in one if one[name] != two[name]}
@@ -54,7 +54,7 @@ class BatchKernel:
         """For so many samples."""
         form, sizes = self.workload.with_batch(count).of_any_batch()
         if form not in self.launches:
-            given = self.schedules[min(len(self.launches), len(self.schedules) - 1)] if self.schedules else None
+            given = (*self.schedules, None)[0 if count == 1 or len(self.schedules) < 2 else 1]
             plan = build(form, self.target, given, None, given is None, Plan)
             made = self.launches[form] = Launch(plan, aligned=True)
             made.request = PlanRequest(form, self.target, deterministic=True)
@@ -103,21 +103,20 @@ def differing(
     kernel, rng = BatchKernel(workload, target, device, schedules), random.Random(seed)
     one = max(prod(shape) for shape in kernel.shapes(1).values())
     most = max(FEWEST, min(MOST, ELEMENTS // max(1, one)))
-    near = [n for n in kernel.examples if n <= most] or [most]
     for _ in range(batches):
-        count = rng.randint(FEWEST, min(most, max(FEWEST, 2 * rng.choice(near))))
+        least = max(FEWEST, rng.choice([n for n in kernel.plans if n <= most] or [most // 2]))
+        count = rng.randint(least, min(most, 2 * least))
         found = list(_of_batch(kernel, count, most, rng))
         yield from found or [""]
 
 
 def _of_batch(kernel: BatchKernel, count: int, most: int, rng: random.Random) -> Iterator[str]:
-    """Each sample alone, and as many as other plans are chosen for; with samples of zeros as many as
-    these."""
+    """Each sample alone, and as many as other plans take at least; sums with zeros up to as many."""
     operands = kernel.drawn(count, rng)
     whole = kernel.results(operands, count)
     apart = {name: t for name, t in whole.items() if name in kernel.samples}
     begins = [(at, 1) for at in range(count)]
-    begins += [(rng.randint(0, count - n), n) for n in kernel.examples if 1 < n < count]
+    begins += [(rng.randint(0, count - n), n) for n in kernel.plans if 1 < n < count]
     for at, number in begins if apart else ():
         part = kernel.results(_part(kernel, operands, at, at + number, number), number)
         for name, t in apart.items():
@@ -125,7 +124,7 @@ def _of_batch(kernel: BatchKernel, count: int, most: int, rng: random.Random) ->
             if off := bits_off(part[name], t[at * step : (at + number) * step]):
                 said = f"sample {at}" if number == 1 else f"samples {at} to {at + number - 1}"
                 yield f"{name} of {said} of {count}: {off} elements of {part[name].numel()} differ"
-    larger = [n for n in kernel.examples if count < n <= most]
+    larger = [n for n in kernel.plans if count < n <= most]
     for total in (count + rng.randint(1, ZEROS), *larger) if len(apart) < len(whole) else ():
         again = kernel.results(_part(kernel, operands, 0, count, total), total)
         for name in whole.keys() - apart.keys():

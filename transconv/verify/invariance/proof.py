@@ -244,8 +244,9 @@ def of_plans(plans: Sequence[Plan], name: str) -> list[ProofLine]:
     each = [_trees(plan) for plan in plans]
     for title, tree in each[0].items() if len(each) > 1 else ():
         others = [str(trees.get(title, "no sum")) for trees in each if trees.get(title) != tree]
-        why = f"{len(each)} plans for few and many samples add up alike"
-        found.append(ProofLine(f"{title} plans", not others, f"{tree}, and {others[0]}" if others else why))
+        alike = f"{len(each)} plans for few and many samples add up alike"
+        why = f"{tree}, and {others[0]}" if others else alike
+        found.append(ProofLine(f"{title} plans", not others, why))
     if odd := sorted(set().union(*each) - each[0].keys()) if each else []:
         found.append(ProofLine("plans", False, f"only some have {', '.join(odd)}"))
     return found
@@ -278,8 +279,8 @@ def chosen_alike(forms: Mapping[int, Workload]) -> ProofLine:
     if len(each) > PLANS:
         said = f"a batch of {list(each.values())[PLANS][0]} asks for another kernel than {PLANS} others"
         return ProofLine("choice", False, said)
-    told = (f"batches of {', '.join(map(str, n))} ask for {' '.join(f.text.split())}" for f, n in each.items())
-    return ProofLine("choice", True, "; ".join(told))
+    told = {" ".join(form.text.split()): ", ".join(map(str, n)) for form, n in each.items()}
+    return ProofLine("choice", True, "; ".join(f"batches of {n} ask for {f}" for f, n in told.items()))
 
 
 def refuse_grouping(plan: Plan, names: Sequence[str]) -> None:
