@@ -28,27 +28,12 @@ from functools import lru_cache
 from itertools import pairwise
 from math import isqrt, prod
 
+from transconv import ir
 from transconv.compute.compute import Compute
 from transconv.compute.parser import parse
 from transconv.compute.steps import Value, Write, uncast
 from transconv.compute.symbolic_compute import with_examples
-from transconv.ir import (
-    Add,
-    Const,
-    Expr,
-    Mul,
-    Size,
-    Sizes,
-    Sub,
-    Tensor,
-    Var,
-    View,
-    as_expr,
-    f64,
-    find,
-    free_vars,
-    substitute,
-)
+from transconv.ir import Const, Expr, Size, Sizes, Tensor, Var, View, as_expr, substitute
 from transconv.simplify import simplify
 from transconv.support import Unsupported
 
@@ -78,14 +63,20 @@ def examples(elements: int, computes: Iterable[Compute]) -> tuple[int, ...]:
     return tuple([n for n in (1, few, *between, many) if n * max(1, elements) <= LARGEST or n <= few])
 
 
-def nearest(count: int, each: Sequence[int]) -> int:
-    """The one of the ``examples`` from which a number of samples differs by the smallest factor."""
+def nearest(computes: Iterable[Compute], count: int) -> int:
+    """The example of the number of samples of some computations from which a number differs by the
+    smallest factor: of those that all of them have. The number where there is none."""
+    each = min((found for c in computes if (found := in_bands(c))), key=len, default=())
+    return _nearest(each, count) if each else count
+
+
+def _nearest(each: Sequence[int], count: int) -> int:
     return each[bisect.bisect_right(fewest(each), count) - 1]
 
 
 def fewest(each: Sequence[int]) -> list[int]:
     """The fewest samples for which each of the ``examples`` is the nearest."""
-    return [*[1][: len(each)], *(isqrt(a * b - 1) + 1 for a, b in pairwise(each))]
+    return [1, *(isqrt(a * b - 1) + 1 for a, b in pairwise(each))][: len(each)]
 
 
 def adds_alike(compute: Compute) -> bool:
@@ -95,7 +86,7 @@ def adds_alike(compute: Compute) -> bool:
         compute.factors is not None
         and not compute.statistics
         and not compute.added
-        and compute.acc is not f64
+        and compute.acc is not ir.f64
         and (compute.math == "tf32" or all(f.var.type.bits == 16 for f in compute.factors))
         and _rounds_alike(compute)
     )
@@ -108,7 +99,7 @@ def _rounds_alike(compute: Compute) -> bool:
 
     def large(e: Expr) -> set[Var]:
         found = set[Var]()
-        for v in free_vars(e) & made.keys():
+        for v in ir.free_vars(e) & made.keys():
             step = made[v]
             if isinstance(step, Value):
                 found |= large(step.value)
@@ -119,10 +110,10 @@ def _rounds_alike(compute: Compute) -> bool:
     def is_product(e: Expr) -> bool:
         inner = uncast(e)
         step = made.get(inner) if isinstance(inner, Var) else None
-        return is_product(step.value) if isinstance(step, Value) else isinstance(inner, Mul)
+        return is_product(step.value) if isinstance(step, Value) else isinstance(inner, ir.Mul)
 
     for s in (s for s in compute.steps if isinstance(s, (Value, Write))):
-        for at in (*find(s.value, Add), *find(s.value, Sub)):
+        for at in (*ir.find(s.value, ir.Add), *ir.find(s.value, ir.Sub)):
             products = [x for x in (at.a, at.b) if is_product(x)]
             if len(products) > 1 or any(len(large(at)) != 1 or large(x) != large(at) for x in products):
                 return False
@@ -168,7 +159,7 @@ def with_reference(compute: Compute, name: str, count: int) -> Compute:
     if compute.named is None or name not in compute.named.names:
         return compute
     each = in_bands(compute) or (reference(_each(compute, name)),)
-    return _with_example(compute, name, nearest(count, each))
+    return _with_example(compute, name, _nearest(each, count))
 
 
 def in_bands(compute: Compute) -> tuple[int, ...]:

@@ -20,7 +20,6 @@ from transconv.compute import (
     axis_steps,
     axis_strides,
     examine,
-    in_bands,
     kernels,
     nearest,
     of_any_batch,
@@ -119,10 +118,7 @@ class Surrounded(Workload):
 
     def of_any_batch(self) -> tuple[Workload, Values]:
         sizes, parts = samples(self.parts[0]), tuple(map(of_any_batch, self.parts))
-        each = [in_bands(part) for part in parts if part.named]
-        made = replace(self, parts=parts)
-        if each:  # of all phases those that have the fewest
-            made = made.with_batch(nearest(sum(sizes.values()), min(each, key=len)))
+        made = replace(self, parts=parts).with_batch(nearest(parts, sum(sizes.values())))
         for part in made.parts:
             if reason := why_not_any_size(part):
                 raise Unsupported("invariant:refused", f"{part.name}: {reason}")

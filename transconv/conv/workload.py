@@ -18,16 +18,7 @@ from dataclasses import dataclass, replace
 from math import log2, prod
 from typing import TYPE_CHECKING
 
-from transconv.compute import (
-    OPS,
-    Compute,
-    SampleOutcome,
-    TorchText,
-    Workload,
-    in_bands,
-    nearest,
-    why_not_any_size,
-)
+from transconv.compute import OPS, Compute, SampleOutcome, TorchText, Workload, nearest, why_not_any_size
 from transconv.conv.compensation import SUMS, why_not_zeros
 from transconv.conv.conv_problem import ConvProblem, Prop, TensorSpec
 from transconv.conv.descriptor import why_not_multiplied, write_tags
@@ -145,7 +136,7 @@ class ConvWorkload(Workload):
             raise Unsupported("invariant:layout", f"{self.title}: {why}")
         try:
             made = replace(self, problem=_outermost(p), open=frozenset({"mb"}))
-            made = made.with_batch(nearest(p.mb, in_bands(made.computations[0])))
+            made = made.with_batch(nearest(made.computations, p.mb))
             made.refuse()
         except ProblemError as error:
             raise Unsupported("invariant:refused", str(error)) from None

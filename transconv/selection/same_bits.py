@@ -95,7 +95,10 @@ Groups = dict[Hashable, list[Choice]]
 
 def grouping(schedule: Schedule, compute: Compute) -> Hashable:
     """What decides the bits of a product's sums: the terms of a step, the order of steps, the parts, the
-    unit and its instruction. Without a matrix unit all of the schedule may."""
+    unit and its instruction. Without a matrix unit all of the schedule may; nothing if there are no terms,
+    as in a stride phase that no position of a window has."""
+    if not _terms(compute):
+        return ()
     if schedule.unit != "mma" or compute.b is None:
         return schedule
     order = [a for a in schedule.order.split(".") if a] or [x.name for x in compute.axes_of("K")]
@@ -109,14 +112,19 @@ def grouping(schedule: Schedule, compute: Compute) -> Hashable:
 
 def _bands(compute: Compute, workload: Workload) -> tuple[_Band, ...]:
     """The computation, or all stride phases, for each example of the number of samples."""
-    names = {c.name for c in workload.computations if c.phase} if compute.phase else {compute.name}
+    phases = {c.name for c in workload.computations if c.phase and _terms(c)}
+    names = phases if compute.name in phases else {compute.name}
     each = [workload.with_batch(number) for number in in_bands(compute)]
     return tuple([_Band(c, of, _lead(c, of)) for of in each for c in of.computations if c.name in names])
 
 
 def _lead(compute: Compute, workload: Workload) -> Compute:
     phases = [c for c in workload.computations if c.phase]
-    return max(phases, key=lambda c: prod(x.size for x in c.axes_of("K"))) if compute.phase else compute
+    return max(phases, key=_terms) if compute.phase and _terms(compute) else compute
+
+
+def _terms(compute: Compute) -> int:
+    return prod(x.size for x in compute.axes_of("K"))
 
 
 @lru_cache(maxsize=64)

@@ -77,7 +77,7 @@ class ReductionTree:
 def reduction_tree(compute: Compute, schedule: Schedule) -> ReductionTree | None:
     """The tree of the sums of a computation over its copies, groups merged; None if it sums nothing."""
     summed = [x.name for x in compute.axes_of("K")]
-    if not summed:
+    if not summed or any(not x.size for x in compute.axes_of("K")):
         return None
     order = [a for a in schedule.order.split(".") if a] or summed
     step: Expr = ZERO
