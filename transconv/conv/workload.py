@@ -135,7 +135,7 @@ class ConvWorkload(Workload):
         if why := why_not_dense(p):
             raise Unsupported("invariant:layout", f"{self.title}: {why}")
         try:
-            made = replace(self, problem=_outermost(p), open=frozenset({"mb"}))
+            made = replace(self, problem=_outermost(p).at(2, p.i, p.o), open=frozenset({"mb"}))
             made = made.with_batch(nearest(made.computations, p.mb))
             made.refuse()
         except ProblemError as error:
