@@ -8,12 +8,14 @@ from transconv.compute import (
     BATCH,
     Compute,
     batch_axis,
+    in_bands,
     of_any_batch,
     parse,
-    reference,
     samples,
+    with_reference,
     with_samples,
 )
+from transconv.compute.batch import adds_alike, examples, fewest, reference
 from transconv.support import Unsupported
 
 LINEAR = """compute linear
@@ -114,3 +116,61 @@ def test_numbers_stay_those_of_a_call() -> None:
     text = "compute mean\n axes k=8 | n={n}\n read x = X[n, k]\n store Y[k] = sum(x; n) / {n}"
     four, five = (of_any_batch(Compute.parse(text.format(n=n))) for n in (4, 5))
     assert four != five
+
+
+def test_few_samples_have_another_example_than_many() -> None:
+    form = of_any_batch(parse(LINEAR.format(n=5)))
+    assert in_bands(form) == (1, 4096, 16384)
+    told = {n: with_reference(form, BATCH, n).named.like[BATCH] for n in (1, 63, 64, 8191, 8192)}  # type: ignore[union-attr]
+    assert told == {1: 1, 63: 1, 64: 4096, 8191: 4096, 8192: 16384}
+    assert with_samples(form, 16384) == with_reference(form, BATCH, 16384)
+
+
+def test_examples_are_a_few_numbers_that_follow_from_one_sample() -> None:
+    product = [parse(LINEAR.format(n=5))]
+    assert examples(200704, product) == (1, 8, 32, 128)
+    assert examples(25088, product) == (1, 32, 128)
+    assert examples(1 << 28, product) == (1, 8)  # more have no offsets of 32 bits
+    assert fewest((1, 8, 32, 128)) == [1, 3, 16, 64] and fewest(()) == []
+
+
+SUM = "compute s\n axes m={n} | k=64\n read x = X[m, k]\n store Y[m] = sum(x; k)"
+
+
+def test_sums_without_a_matrix_unit_have_one_example() -> None:
+    """The tile decides how lanes are added."""
+    assert len(in_bands(of_any_batch(parse(SUM.format(n=5))))) == 1
+
+
+BEHIND = """compute behind
+    tensor X f16 [8, 64]
+    tensor W f16 [32, 64]
+    tensor S f32 [32]
+    tensor B f32 [32]
+    tensor R f16 [8, 32]
+    axes   m=8 n=32 | k=64
+    read   x = X[m, k]
+    read   w = W[n, k]
+    let    acc = sum(f32(x)*f32(w); k)
+    read   s = S[n]
+    read   b = B[n]
+    read   r = R[m, n]
+    store  Y[m, n] = f16({value})
+"""
+
+
+@pytest.mark.parametrize(
+    ("value", "alike"),
+    [
+        ("acc", True),
+        ("acc + b", True),
+        ("acc*s + b", True),  # where the sum lies, in all tiles
+        ("(acc - b)*s", True),
+        ("acc*s + f32(r)", False),  # the residual lies elsewhere in some tiles: rounded once or twice
+        ("acc + f32(r)", True),
+        ("acc + s*b", False),
+        ("acc*s - f32(r)*b", False),
+    ],
+)
+def test_products_that_are_added_may_be_rounded_otherwise(value: str, alike: bool) -> None:
+    assert adds_alike(parse(BEHIND.format(value=value))) == alike

@@ -7,7 +7,7 @@ import pytest
 from transconv.conv import ConvProblem, ConvWorkload, Prop
 from transconv.runtime import Plan, build
 from transconv.schedule import Schedule
-from transconv.selection import grouped_alike
+from transconv.selection import grouped_alike, grouping, with_same_bits
 from transconv.support import ScheduleError
 from transconv.target import TARGETS
 
@@ -62,3 +62,36 @@ def test_only_parts_that_a_second_kernel_adds_are_dealt_out(rest: str) -> None:
             False,
             Plan,
         )
+
+
+@pytest.mark.parametrize("prop", [Prop.FWD, Prop.BWD_D])
+def test_few_and_many_samples_have_other_tiles_and_one_grouping(prop: Prop) -> None:
+    """Also the stride phases of a gradient, which may then be one launch."""
+    problem = ConvProblem.parse("mb1ic64ih14oc64oh7kh3sh2ph1 dt=bf16 tag=nhwc")
+    chosen: dict[str, list[Schedule]] = {}
+    groups: dict[str, set[object]] = {}
+    for batch in (1, 64, 256):
+        form, _ = ConvWorkload(problem, prop).with_batch(batch).of_any_batch()
+        for compute in form.computations:
+            listed = with_same_bits(3, compute, SM90, form)
+            chosen.setdefault(compute.name, []).append(listed[0].schedule)
+            groups.setdefault(compute.name, set()).update(grouping(k.schedule, compute) for k in listed)
+    assert all(len(found) == 1 for found in groups.values())
+    assert any(len({s.blocks for s in each}) > 1 for each in chosen.values())
+
+
+@pytest.mark.parametrize(
+    ("other", "same"),
+    [
+        ("mb:2 oh:8 ow:8 oc:128 ic:64 | mma | a=box b=box | swap=1 stages=6 via=gluon", True),
+        ("mb.oh.ow:64 oc:64 ic:32 | mma", False),
+        ("mb.oh.ow:64 oc:64 ic:64 | mma | order=kw.kh.ic", False),
+        ("mb.oh.ow:64 oc:64 ic:64 | mma | split_k=2", False),
+        ("mb.oh.ow:16 oc:64 ic:64 | mma", False),  # an instruction of one warp
+        ("mb.oh.ow:8 oc:8 ic:64 | fma", False),
+    ],
+)
+def test_groupings_are_told_apart(other: str, same: bool) -> None:
+    compute = ConvWorkload(PROBLEM, Prop.FWD).computations[0]
+    one = grouping(Schedule.parse("mb.oh.ow:64 oc:64 ic:64 | mma"), compute)
+    assert (one == grouping(Schedule.parse(other), compute)) == same

@@ -77,9 +77,9 @@ def test_a_planted_split_is_found_by_drawn_batches() -> None:
     given = of(WEIGHTS, Prop.BWD_W), HERE, "cpu", 1, 1
     assert all(
         "wei of" in line and "elements differ" in line
-        for line in differing(*given, Schedule.parse(planted))
+        for line in differing(*given, [Schedule.parse(planted)])
     )
-    assert list(differing(*given, Schedule.parse(dealt))) == [""]
+    assert list(differing(*given, [Schedule.parse(dealt)])) == [""]
 
 
 class PlantedChoice(ConvWorkload):
@@ -93,7 +93,48 @@ class PlantedChoice(ConvWorkload):
 
 def test_a_planted_choice_is_found_by_the_proof() -> None:
     made = prove(PlantedChoice(ConvProblem.parse(LAYERS[0]), Prop.FWD), SM90)
-    assert not made.holds and "a batch of 1 asks for another kernel" in str(made)
+    assert not made.holds and "asks for another kernel than 4 others" in str(made)
+
+
+FEW, MANY = (f"mb.oh.ow:{rows} oc:16 ic:16 | mma | stages=1 warps=2" for rows in (16, 64))
+APART = (  # for many samples the terms of a step, their order, the parts, or what adds them up differ
+    "mb.oh.ow:64 oc:16 ic:32 | mma | stages=1 warps=2",
+    "mb.oh.ow:64 oc:16 ic:16 | mma | order=kw.kh.ic stages=1 warps=2",
+    "mb.oh.ow:64 oc:16 ic:16 | mma | stages=1 warps=4",
+    "mb.oh.ow:4 oc:8 ic:16 | fma | stages=1",
+)
+
+
+def of_two(monkeypatch: pytest.MonkeyPatch, few: str, many: str) -> proof.BatchCertificate:
+    """The certificate of a layer with one schedule for few samples and another one for many."""
+
+    def planted(form: Any, target: Target, schedule: Any, *rest: Any) -> Plan:
+        given = few if form.problem.mb == 1 else many
+        return build(form, target, Schedule.parse(given), *rest)
+
+    monkeypatch.setattr(proof, "build", planted)
+    return prove(of("mb2ic32ih6oc16oh6kh3ph1 dt=f16", Prop.FWD), SM90)
+
+
+def test_tiles_of_other_samples_add_up_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = of_two(monkeypatch, FEW, MANY)
+    assert made.holds and "plans for few and many samples add up alike" in str(made), str(made)
+
+
+@pytest.mark.parametrize("many", APART)
+def test_plans_with_two_groupings_are_refused(monkeypatch: pytest.MonkeyPatch, many: str) -> None:
+    made = of_two(monkeypatch, FEW, many)
+    (wrong,) = (f for f in made.findings if not f.holds)
+    assert wrong.about == "fwd plans"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("many", "same"), [(MANY, True), (APART[0], False)])
+def test_plans_with_two_groupings_are_found_by_drawn_batches(many: str, same: bool) -> None:
+    """Without a word of what a grouping is."""
+    given = [Schedule.parse(s) for s in (FEW, many)]
+    found = list(differing(of("mb2ic32ih6oc16oh6kh3ph1", Prop.FWD), HERE, "cpu", 2, 3, given))
+    assert ({*found} == {""}) == same and (same or any("elements of" in f for f in found))
 
 
 def kernel() -> ir.Kernel:

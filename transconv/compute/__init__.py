@@ -28,8 +28,10 @@ from transconv.compute.autodiff.gradient_stores import transposed as transposed
 from transconv.compute.autodiff.reverse import reaches as reaches
 from transconv.compute.batch import BATCH as BATCH
 from transconv.compute.batch import batch_axis as batch_axis
+from transconv.compute.batch import fewest as fewest
+from transconv.compute.batch import in_bands as in_bands
+from transconv.compute.batch import nearest as nearest
 from transconv.compute.batch import of_any_batch as of_any_batch
-from transconv.compute.batch import reference as reference
 from transconv.compute.batch import samples as samples
 from transconv.compute.batch import with_reference as with_reference
 from transconv.compute.batch import with_samples as with_samples

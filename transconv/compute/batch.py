@@ -10,19 +10,28 @@ number of samples is a name.
         ...                                         ...
 
 Samples lie along the first dims: the batch is the axis that moves through the first dim of the most
-tensors, in doubt of the first one that is read. The example of the name follows from what one sample has
-(``reference``), so that all batches have one form, one choice of a schedule, and one kernel.
+tensors, in doubt of the first one that is read. The examples of the name follow from what one sample has
+(``examples``). A batch has the form with the nearest of them, so that few samples have another schedule
+than many, with sums that are grouped alike (selection/same_bits.py):
+
+    samples    1  2    3 .. 15    16 .. 63    64 ..        of 56 x 56 x 64 numbers
+    example     1         8          32        128
 """
 
 from __future__ import annotations
 
+import bisect
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from math import prod
+from itertools import pairwise
+from math import isqrt, prod
 
+from transconv import ir
 from transconv.compute.compute import Compute
 from transconv.compute.parser import parse
+from transconv.compute.steps import Value, Write, uncast
 from transconv.compute.symbolic_compute import with_examples
 from transconv.ir import Const, Expr, Size, Sizes, Tensor, Var, View, as_expr, substitute
 from transconv.simplify import simplify
@@ -32,14 +41,83 @@ BATCH = "BATCH"
 """The name of the number of samples."""
 FEWEST, MOST = 8, 4096  # samples of a reference
 ELEMENTS = 1 << 20  # of a reference's largest tensor, if so many samples have as many
+MANY, TIMES = 128, 4  # samples of the largest example, at least; how many times those of the reference
 LARGEST = 2**31 - 2**16  # elements of a tensor; with those of the last tile they fit 32 bits
 
 
 def reference(elements: int) -> int:
-    """The number of samples that schedules are chosen for, where one sample's largest tensor has so many
-    elements: a power of two."""
+    """The number of samples between few and many, a power of two, where one sample's largest tensor has
+    so many elements."""
     wanted = min(MOST, max(FEWEST, ELEMENTS // max(1, elements)))
     return 1 << (wanted.bit_length() - 1)
+
+
+def examples(elements: int, computes: Iterable[Compute]) -> tuple[int, ...]:
+    """The numbers of samples that schedules are chosen for: the reference, and one and many, if kernels
+    with different tiles may add up alike; where many are far from the reference, one between them."""
+    few = reference(elements)
+    if not all(map(adds_alike, computes)):
+        return (few,)
+    many = max(MANY, TIMES * few)
+    between = (TIMES * few,) if many >= TIMES**2 * few else ()
+    return tuple([n for n in (1, few, *between, many) if n * max(1, elements) <= LARGEST or n <= few])
+
+
+def nearest(computes: Iterable[Compute], count: int) -> int:
+    """The example of the number of samples of some computations from which a number differs by the
+    smallest factor: of those that all of them have. The number where there is none."""
+    each = min((found for c in computes if (found := in_bands(c))), key=len, default=())
+    return _nearest(each, count) if each else count
+
+
+def _nearest(each: Sequence[int], count: int) -> int:
+    return each[bisect.bisect_right(fewest(each), count) - 1]
+
+
+def fewest(each: Sequence[int]) -> list[int]:
+    """The fewest samples for which each of the ``examples`` is the nearest."""
+    return [1, *(isqrt(a * b - 1) + 1 for a, b in pairwise(each))][: len(each)]
+
+
+def adds_alike(compute: Compute) -> bool:
+    """Whether kernels with different tiles may have the same bits: those of sums of products by a matrix
+    unit. Other sums are added across lanes, as the tile has them."""
+    return (
+        compute.factors is not None
+        and not compute.statistics
+        and not compute.added
+        and compute.acc is not ir.f64
+        and (compute.math == "tf32" or all(f.var.type.bits == 16 for f in compute.factors))
+        and _rounds_alike(compute)
+    )
+
+
+def _rounds_alike(compute: Compute) -> bool:
+    """Whether machine code rounds ``a*b + c`` alike in all tiles, once or twice: where one value is as
+    large as a tile, in ``a*b``, both operations are done where it lies."""
+    made = {s.var: s for s in compute.steps if not isinstance(s, Write)}
+
+    def large(e: Expr) -> set[Var]:
+        found = set[Var]()
+        for v in ir.free_vars(e) & made.keys():
+            step = made[v]
+            if isinstance(step, Value):
+                found |= large(step.value)
+            elif len({compute.kind(a) for a in compute.names.rooted[v]}) > 1:
+                found.add(v)
+        return found
+
+    def is_product(e: Expr) -> bool:
+        inner = uncast(e)
+        step = made.get(inner) if isinstance(inner, Var) else None
+        return is_product(step.value) if isinstance(step, Value) else isinstance(inner, ir.Mul)
+
+    for s in (s for s in compute.steps if isinstance(s, (Value, Write))):
+        for at in (*ir.find(s.value, ir.Add), *ir.find(s.value, ir.Sub)):
+            products = [x for x in (at.a, at.b) if is_product(x)]
+            if len(products) > 1 or any(len(large(at)) != 1 or large(x) != large(at) for x in products):
+                return False
+    return True
 
 
 def batch_axis(compute: Compute) -> str | None:
@@ -75,21 +153,43 @@ def samples(compute: Compute) -> dict[str, int]:
     return {} if compute.named is not None or axis is None else {BATCH: compute.size(axis)}
 
 
-def with_reference(compute: Compute, name: str) -> Compute:
-    """A computation in which a name is a number of samples, or of rows of samples, with ``reference`` as
-    its example, for what one of them has; itself where its requirements exclude that."""
-    named = compute.named
-    if named is None or name not in named.names:
+def with_reference(compute: Compute, name: str, count: int) -> Compute:
+    """A computation in which a name is a number of samples, or of rows of samples, with the nearest of its
+    examples to so many, for what one of them has; itself where its requirements exclude that."""
+    if compute.named is None or name not in compute.named.names:
         return compute
-    one = {**named.like, name: 1}
-    each = max((prod(t.at(one).shape) for t in compute.tensors if t.extents), default=1)
+    each = in_bands(compute) or (reference(_each(compute, name)),)
+    return _with_example(compute, name, _nearest(each, count))
+
+
+def in_bands(compute: Compute) -> tuple[int, ...]:
+    """The ``examples`` of the number of samples, if that is the one size that is an argument."""
+    named, axis = compute.named, batch_axis(compute)
+    if named is None or len(named.names) > 1 or axis is None or compute.axis(axis).extent is None:
+        return ()
+    return examples(_each(compute, *named.names), (compute,))
+
+
+def _each(compute: Compute, name: str) -> int:
+    """The elements of the largest tensor with sizes that are arguments, of one sample."""
+    assert compute.named is not None
+    one = {**compute.named.like, name: 1}
+    return max((prod(t.at(one).shape) for t in compute.tensors if t.extents), default=1)
+
+
+def _with_example(compute: Compute, name: str, count: int) -> Compute:
+    named = compute.named
+    assert named is not None
     (size,) = (s for s in named.each if s.name == name)
-    wanted = {**named.like, name: min(size.most, max(size.least, reference(each)))}
+    wanted = {**named.like, name: min(size.most, max(size.least, count))}
     return compute if named.why_not(wanted) else with_examples(compute, wanted)
 
 
 def with_samples(compute: Compute, count: int) -> Compute:
-    """A computation of numbers, of so many samples; itself if it has none. Raises as ``of_any_batch``."""
+    """A computation of numbers, of so many samples, or one with their number as a name and this example;
+    itself if it has none. Raises as ``of_any_batch``."""
+    if in_bands(compute):
+        return _with_example(compute, compute.named.names[0], count)  # type: ignore[union-attr]
     if not samples(compute):
         return compute
     return with_notes(of_any_batch(compute).at(**{BATCH: count}), compute)

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from transconv import ir
 from transconv.compute.analysis.axis_roles import with_roles
-from transconv.compute.batch import of_any_batch, samples, with_samples
+from transconv.compute.batch import of_any_batch, samples, with_reference, with_samples
 from transconv.compute.compute import Compute
 from transconv.compute.kernel_split import kernels, why_not_lowered
 from transconv.compute.parser import parse
@@ -123,13 +123,14 @@ class Workload(ABC):
         return False
 
     def of_any_batch(self) -> tuple[Workload, ir.Values]:
-        """The workload with the number of samples as a name, whose example does not depend on it, and that
-        number by its name; the number of none where there are no samples. Raises Unsupported where one
-        kernel cannot have it as an argument."""
+        """The workload with the number of samples as a name, one of few examples of it (``in_bands``), and
+        that number by its name; the number of none where there are no samples. Raises Unsupported where
+        one kernel cannot have it as an argument."""
         raise Unsupported("invariant:workload", f"{self.title}: it has no form for any number of samples")
 
     def with_batch(self, count: int) -> Workload:
-        """The workload of so many samples; itself where there are none. Raises as ``of_any_batch``."""
+        """The workload of so many samples, or with so many as the example of their number; itself where
+        there are none. Raises as ``of_any_batch``."""
         raise Unsupported("invariant:workload", f"{self.title}: it has no form for any number of samples")
 
     # -- names -----------------------------------------------------------------------------------
@@ -247,12 +248,14 @@ class Alone(Workload):
                 raise ScheduleError(f"{compute.name}: {reason}")
 
     def of_any_batch(self) -> tuple[Workload, ir.Values]:
-        made = Alone(of_any_batch(self.compute))
+        made, sizes = of_any_batch(self.compute), samples(self.compute)
+        for name, count in sizes.items():
+            made = with_reference(made, name, count)
         try:
-            made.refuse()
+            Alone(made).refuse()
         except ScheduleError as error:
             raise Unsupported("invariant:refused", str(error)) from None
-        return made, samples(self.compute)
+        return Alone(made), sizes
 
     def with_batch(self, count: int) -> Workload:
         return Alone(with_samples(self.compute, count))

@@ -21,6 +21,7 @@ from transconv.compute import (
     axis_strides,
     examine,
     kernels,
+    nearest,
     of_any_batch,
     one_line,
     parse,
@@ -116,16 +117,14 @@ class Surrounded(Workload):
                 raise ScheduleError(f"{compute.name}: it takes {several} kernels; expected one product")
 
     def of_any_batch(self) -> tuple[Workload, Values]:
-        parts = tuple(map(of_any_batch, self.parts))
-        (count,) = {n for part in parts if part.named for n in part.named.like.values()}
-        p = self.problem
-        made = replace(self, problem=p.at(count, p.i, p.o), parts=parts)
-        for part in parts:
+        sizes, parts = samples(self.parts[0]), tuple(map(of_any_batch, self.parts))
+        made = replace(self, parts=parts).with_batch(nearest(parts, sum(sizes.values())))
+        for part in made.parts:
             if reason := why_not_any_size(part):
                 raise Unsupported("invariant:refused", f"{part.name}: {reason}")
-        return made, samples(self.parts[0])
+        return made, sizes
 
-    def with_batch(self, count: int) -> Workload:
+    def with_batch(self, count: int) -> Surrounded:
         p, parts = self.problem, tuple([with_samples(part, count) for part in self.parts])
         return replace(self, problem=p.at(count, p.i, p.o), parts=parts)
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from math import log2, prod
 from typing import TYPE_CHECKING
 
-from transconv.compute import OPS, Compute, SampleOutcome, TorchText, Workload, reference, why_not_any_size
+from transconv.compute import OPS, Compute, SampleOutcome, TorchText, Workload, nearest, why_not_any_size
 from transconv.conv.compensation import SUMS, why_not_zeros
 from transconv.conv.conv_problem import ConvProblem, Prop, TensorSpec
 from transconv.conv.descriptor import why_not_multiplied, write_tags
@@ -134,15 +134,15 @@ class ConvWorkload(Workload):
             )
         if why := why_not_dense(p):
             raise Unsupported("invariant:layout", f"{self.title}: {why}")
-        count = reference(max(p.ic * prod(p.i), p.oc * prod(p.o)))
         try:
-            made = replace(self, problem=_outermost(p).at(count, p.i, p.o), open=frozenset({"mb"}))
+            made = replace(self, problem=_outermost(p).at(2, p.i, p.o), open=frozenset({"mb"}))
+            made = made.with_batch(nearest(made.computations, p.mb))
             made.refuse()
         except ProblemError as error:
             raise Unsupported("invariant:refused", str(error)) from None
         return made, {"MB": p.mb}
 
-    def with_batch(self, count: int) -> Workload:
+    def with_batch(self, count: int) -> ConvWorkload:
         p = self.problem
         return replace(self, problem=p.at(count, p.i, p.o))
 

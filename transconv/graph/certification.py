@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from transconv.calls.settings import settings
-from transconv.compute import Alone, Compute, Workload, with_reference
+from transconv.compute import Alone, Compute, Workload, in_bands, with_reference
 from transconv.conv import ConvProblem, ConvWorkload, Prop
 from transconv.functional.calls.compiled_launch import program
 from transconv.graph import KernelRow, backend, report
@@ -27,7 +27,7 @@ from transconv.support import TransconvError
 from transconv.target import TARGETS, Target, detect
 from transconv.torch_ops.calls.lower_call import target_of
 from transconv.verify.invariance.drawn_batches import FEWEST, MOST, bits_off, differing
-from transconv.verify.invariance.proof import BatchCertificate, ProofLine, of_plan, prove
+from transconv.verify.invariance.proof import BatchCertificate, ProofLine, of_plans, prove
 
 Tensor = torch.Tensor
 
@@ -75,7 +75,7 @@ def drawn_finding(
     """What drawn batches of a workload gave."""
     about = f"{workload.direction or workload.title} drawn"
     try:
-        told = list(differing(workload, target, device, batches, seed, schedule))
+        told = list(differing(workload, target, device, batches, seed, [schedule] if schedule else []))
     except TransconvError as error:
         return ProofLine(about, False, str(error))
     wrong = [line for line in told if line]
@@ -147,12 +147,14 @@ def of_kernel(compute: Compute, device: torch.device) -> list[ProofLine]:
     names = compute.named.names if compute.named is not None else ()
     if not names:
         return [ProofLine(compute.name, True, "its sizes are the same for every number of samples")]
-    made = Alone(with_reference(compute, names[0]) if len(names) == 1 else compute)
+    each = [compute]
+    if len(names) == 1:
+        each = [with_reference(compute, names[0], n) for n in in_bands(compute) or (1,)]
     try:
-        plan = build(made, target_of(device), None, None, True, Plan)
+        plans = [build(Alone(c), target_of(device), None, None, True, Plan) for c in each]
     except TransconvError as error:
         return [ProofLine(compute.name, False, str(error))]
-    return [found for name in names for found in of_plan(plan, name)]
+    return [found for name in names for found in of_plans(plans, name)]
 
 
 def model_differing(run: Any, inputs: Sequence[Tensor], batches: int, seed: int) -> Iterator[str]:

@@ -26,3 +26,5 @@ from transconv.passes.pipeline import register as register
 from transconv.passes.pipeline import running as running
 from transconv.passes.pipeline import stages as stages
 from transconv.passes.pipeline import unregister as unregister
+from transconv.passes.scope import decided as decided
+from transconv.passes.scope import resolved as resolved

@@ -1,4 +1,5 @@
-"""Facts and definitions in scope at each statement, and names for the variables that a pass adds."""
+"""Facts and definitions in scope at each statement, names for the variables that a pass adds, and what a
+size that is an argument decides about the sums of a kernel."""
 
 from __future__ import annotations
 
@@ -161,3 +162,43 @@ def _look(s: ir.Stmt, bound: set[str], found: set[str]) -> None:
     for part in s.children():
         if isinstance(part, ir.Stmt):
             _look(part, bound if isinstance(s, ir.Seq) else bound | own, found)
+
+
+def decided(kernel: ir.Kernel, name: str, is_summed: bool) -> list[str]:
+    """In words, what a size decides about the sums of a kernel, beside the number of programs and what is
+    masked; ``is_summed``: whether sums end at it."""
+    told: dict[ir.Var, list[ir.Expr]] = {}
+    for let in ir.find(kernel, ir.Let):
+        told.setdefault(let.var, []).append(let.value)  # phases have the same names
+    kept = {a.var for a in ir.find(kernel, ir.Alloc)}
+    wrong: list[str] = []
+    for loop in ir.find(kernel, ir.For):
+        ends = [] if is_summed or loop.until is None else [loop.until]
+        for e in (loop.start, *ends) if loop.kind not in ("grid", "dealt") else ():
+            if ir.Var(name) in resolved(e, told):
+                wrong.append(f"the loop over {loop.var.name} has {ir.readable(e)}")
+    for branch in ir.find(kernel, ir.If):
+        if ir.Var(name) in resolved(branch.cond, told) and _adds(branch, kept):
+            wrong.append(f"a branch at {ir.readable(branch.cond)} adds to sums")
+    return wrong
+
+
+def _adds(branch: ir.If, kept: set[ir.Var]) -> bool:
+    """Whether sums that began before a branch may go on within: a variable changes, or a unit is called. A
+    branch of whole tiles begins their sums."""
+    own = {a.var for a in ir.find(branch, ir.Alloc)}
+    if any(u.var not in own for u in ir.find(branch, ir.Update)):
+        return True
+    changed = [kept & {*ir.find(call, ir.Var)} for call in ir.find(branch, ir.FuncCall)]
+    return any(not names or names - own for names in changed)
+
+
+def resolved(e: ir.Expr, told: Mapping[ir.Var, Iterable[ir.Expr]]) -> set[ir.Var]:
+    """The names that an expression is made of, through those that stand for others."""
+    left, seen = [*ir.free_vars(e)], set[ir.Var]()
+    while left:
+        var = left.pop()
+        if var not in seen:
+            seen.add(var)
+            left += [v for value in told.get(var, ()) for v in ir.free_vars(value)]
+    return seen

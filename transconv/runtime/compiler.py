@@ -15,10 +15,10 @@ from dataclasses import replace
 from math import inf, prod
 from typing import Any, TypeVar, cast
 
-from transconv.compute import Alone, Compute, Workload
+from transconv.compute import Alone, Compute, Workload, in_bands
 from transconv.cost import estimate
-from transconv.ir import Tensor
-from transconv.passes import TOGETHER, leave, lower, running, together
+from transconv.ir import Kernel, Tensor
+from transconv.passes import TOGETHER, decided, leave, lower, running, together
 from transconv.passes.lowering import split_k
 from transconv.runtime import check_records, plan_cache
 from transconv.runtime.plans import Plan, PlanStep
@@ -32,7 +32,7 @@ from transconv.runtime.steps import (
     with_copies,
 )
 from transconv.schedule import Schedule, Scheduled, is_copy, part_spaces, programs, why_not
-from transconv.selection import Listed, forget_lists, grouped_alike, shortlist, with_same_bits
+from transconv.selection import Listed, forget_lists, grouped_alike, grouping, shortlist, with_same_bits
 from transconv.support import Cache, ScheduleError, StageError, Unsupported, knobs
 from transconv.target import Target
 
@@ -237,13 +237,14 @@ class _Shelf:
             if s.split_k == 1 and not any(
                 (c.pack, c.merge) != (s.pack, s.merge)
                 or (s.via == "gluon" and not _deals(s, a, target))
+                or (self.deterministic and a.named and grouping(s, a) != grouping(c, a))
                 or why_not(s, a, target)
                 for a, c in phases
             ):
                 found[s] = sum(estimate(s, a, target) for a, _ in phases)
         for schedule in sorted((s for s in found if found[s] <= most), key=found.__getitem__):
             kernel = together([self.step(a, schedule, target).kernel for a, _ in phases])
-            if kernel is None:
+            if kernel is None or self.is_decided(kernel, phases[0][0]):
                 continue
             whole = replace(phases[0][0], name=self.workload.direction, part=None)
             step = launched(self.workload, whole, schedule, target, kernel)
@@ -253,9 +254,18 @@ class _Shelf:
             self.rejected += 1
         return None
 
+    def is_decided(self, kernel: Kernel, compute: Compute) -> bool:
+        """Whether the number of samples decides about sums of a kernel, although the same bits are asked
+        for: it has no certificate."""
+        if not self.deterministic or compute.named is None or not in_bands(compute):
+            return False
+        is_summed = any(x.extent is not None for x in compute.axes_of("K"))
+        return any(decided(kernel, name, is_summed) for name in compute.named.names)
+
     def candidates(self, compute: Compute, target: Target) -> Sequence[Listed]:
-        """The best schedules, tuned ones first."""
-        return shortlist(MOST_REJECTED, compute, target, self.workload)
+        """The best schedules, tuned ones first; of those with the same bits where these are asked for."""
+        listed = with_same_bits if self.deterministic else shortlist
+        return listed(MOST_REJECTED, compute, target, self.workload)
 
     def choose(self, compute: Compute, target: Target) -> Schedule:
         """The best schedule whose kernel is not known to be wrong, nor, unless it was measured, to keep
@@ -264,23 +274,20 @@ class _Shelf:
         be deterministic and the user's schedule is not."""
         spilt: list[tuple[int, Listed]] = []
         candidates = self.candidates(compute, target)
-        if self.deterministic:
-            steady = list(with_same_bits(candidates, compute, target))
-            if candidates and not steady:
-                raise _same_bits(candidates[0].schedule)
-            candidates = steady
+        if self.deterministic and not candidates:
+            raise _same_bits(shortlist(1, compute, target, self.workload)[0].schedule)
         for made in candidates:
             try:
-                digest = self.step(compute, made.schedule, target).digest
+                step = self.step(compute, made.schedule, target)
             except (ScheduleError, StageError) as error:
                 if not made.tuned:
                     raise
                 log.warning("a row of the tuning database is passed over: %s", error)
                 continue
-            if check_records.is_wrong(digest):
+            if check_records.is_wrong(step.digest) or self.is_decided(step.kernel, compute):
                 self.rejected += 1
                 continue
-            size = 0 if made.tuned else check_records.spilled(digest)
+            size = 0 if made.tuned else check_records.spilled(step.digest)
             if not size:
                 return self._taken(made)
             spilt.append((size, made))

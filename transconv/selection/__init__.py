@@ -4,9 +4,9 @@ In: a computation of a workload, a target. Out: schedules, best first, and why. 
 """
 
 from transconv.selection.candidates import HELD, Listed, completed, estimated, shortlist, spread, stamp
-from transconv.selection.candidates import forget as forget_lists
 from transconv.selection.choice import schedule_of_user
-from transconv.selection.same_bits import grouped_alike, with_same_bits
+from transconv.selection.same_bits import forget as forget_lists
+from transconv.selection.same_bits import grouped_alike, grouping, with_same_bits
 from transconv.selection.transfer import believable, fitted
 from transconv.selection.tuning_db import TuningRecord, files_digest, register_reader, workload_of
 
@@ -21,6 +21,7 @@ __all__ = [
     "fitted",
     "forget_lists",
     "grouped_alike",
+    "grouping",
     "register_reader",
     "schedule_of_user",
     "shortlist",

@@ -132,7 +132,7 @@ def ranked(
         return _varied(choices, enough)
     first = [
         f
-        for f in _tuned(choices, compute, target, about, rows)
+        for f in tuned(choices, compute, target, about, rows)
         if lasts(f.schedule, choices[0].schedule, compute, target)
     ]
     return _varied([*first, *(c for c in choices if all(c.schedule != f.schedule for f in first))], enough)
@@ -174,14 +174,14 @@ def default(compute: Compute, target: Target, workload: Workload | None = None) 
     return ranked(compute, target, workload, enough=1)[0].schedule
 
 
-def _tuned(
+def tuned(
     choices: Sequence[Choice],
     compute: Compute,
     target: Target,
     workload: Workload,
     rows: Sequence[TuningRecord],
 ) -> list[Choice]:
-    """The choices that the database puts before the best estimate: one or none."""
+    """The choices that the database's ``rows`` put before the best estimate: one or none."""
     for away, row, other in transfer.nearest(workload, rows):
         try:
             schedule = Schedule.parse(row.schedule)
@@ -330,13 +330,16 @@ WORSE = 1.09  # the factor by which a schedule may be slower at other sizes than
 GOLDEN = (sqrt(5) - 1) / 2  # its multiples spread evenly
 
 
-def at_several(schedules: list[Schedule], compute: Compute, target: Target) -> list[Schedule]:
+def at_several(
+    schedules: list[Schedule], compute: Compute, target: Target, own: int = 0
+) -> list[Schedule]:
     """Schedules, of which the first few with each tile come first, in the order of their estimates for
-    several sizes. Those of another kind than the first (whose registers or chains are too long) stay
-    behind. Unchanged where no sizes are arguments, and for computations without a product."""
+    several sizes, among which the example counts ``own`` times. Those of another kind than the first
+    (whose registers or chains are too long) stay behind. Unchanged where no sizes are arguments, and for
+    computations without a product."""
     if compute.named is None or compute.b is None or target.backend == "interpreter" or not schedules:
         return schedules
-    sizes = [*around(compute.named)]
+    sizes = [*around(compute.named), *[tuple(compute.named.like.values())] * own]
     kind = _kind(schedules[0], compute, target)
     tiles: Counter[object] = Counter()
     again: dict[Schedule, None] = {}

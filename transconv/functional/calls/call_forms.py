@@ -38,7 +38,7 @@ from typing import Any, NamedTuple
 import torch
 
 from transconv.calls.settings import settings
-from transconv.compute import BATCH, of_any_batch, samples
+from transconv.compute import BATCH, of_any_batch, samples, with_reference
 from transconv.functional.calls.compiled_launch import TensorMemory, program
 from transconv.functional.calls.symbolic_bind import (
     BoundCall,
@@ -437,7 +437,9 @@ def _forms_of_samples(bound: BoundCall, held: Sequence[str]) -> list[BatchForm]:
             raise Unsupported(
                 "invariant:form", f"{bound.function.name}: samples are no axis of {form.name}"
             )
-        found.append(BatchForm(str(form), {BATCH: told[0] // COUNTS[0] * count} if told[0] else {}))
+        sizes = {BATCH: told[0] // COUNTS[0] * count} if told[0] else {}
+        form = with_reference(form, BATCH, sizes.get(BATCH, 1))
+        found.append(BatchForm(str(form), sizes))
     return found
 
 

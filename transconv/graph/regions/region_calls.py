@@ -326,7 +326,9 @@ class RegionLaunches(RegionPlan):
             why = kernel.sized.refused or "its sizes meet no requirements"
             raise Unsupported("invariant:sizes", f"{kernel.group.name}: {why}")
         compute, own = program(start.asked).compute, kernel.sized.made_of(self.batch)
-        return Alone(with_reference(compute, own[0]) if len(own) == 1 else compute)
+        if len(own) == 1:  # the plan for about so many samples
+            compute = with_reference(compute, own[0], start.sizes[own[0]])
+        return Alone(compute)
 
     def __call__(self, sizes: Mapping[str, int], given: list[Any]) -> Sequence[Tensor]:
         """``given`` is emptied before the first kernel if all of them ran before: each tensor that the

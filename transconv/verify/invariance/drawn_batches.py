@@ -2,6 +2,7 @@
 
     8 samples   results[3] of the batch   ==   results[0] of samples[3:4]     bit for bit, for all of them
 
+Few samples have another plan than many, so parts of a batch are compared for which other plans are chosen.
 A result without samples is a sum over them, such as a weight gradient. It is compared with that of the
 same samples and some of zeros behind them, which add nothing: where the number of samples decides which
 terms are added to which, it has other bits.
@@ -10,18 +11,18 @@ terms are added to which, it has other bits.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from typing import Any
 
 import torch
 
-from transconv.compute import Workload
+from transconv.compute import Workload, fewest, in_bands
 from transconv.runtime import Launch, Plan, PlanRequest, Wanted, build
 from transconv.schedule import Schedule
 from transconv.target import Target
 
-FEWEST, MOST = 2, 64
+FEWEST, MOST = 2, 160  # samples, so that plans for many have a part
 ELEMENTS = 1 << 24  # of a drawn batch's largest tensor
 ZEROS = 3  # samples of zeros at most
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -35,21 +36,29 @@ def bits_off(one: torch.Tensor, other: torch.Tensor) -> int:
 
 
 class BatchKernel:
-    """A workload's kernels for any number of samples, and which tensors hold samples. ``schedule``: one in
+    """A workload's kernels for any number of samples, and which tensors hold samples. ``plans``: the
+    fewest samples of each plan; ``schedules``: one for one sample and one for more, or one for all, in
     place of the choice. Raises as ``build`` and ``of_any_batch``."""
 
-    def __init__(self, workload: Workload, target: Target, device: str, schedule: Schedule | None) -> None:
-        self.workload, self.device = workload, torch.device(device)
+    def __init__(
+        self, workload: Workload, target: Target, device: str, schedules: Sequence[Schedule]
+    ) -> None:
+        self.workload, self.target, self.device = workload, target, torch.device(device)
         form, _ = workload.of_any_batch()
-        plan = build(form, target, schedule, None, schedule is None, Plan)
-        self.launch = Launch(plan, aligned=True)
-        self.launch.request = PlanRequest(form, target, deterministic=True)
+        self.plans = sorted({n for c in form.computations for n in fewest(in_bands(c))})
+        self.schedules, self.launches = schedules, dict[Workload, Launch]()
         one, two = (self.shapes(n) for n in (1, 2))
         self.samples = {name for name in one if one[name] != two[name]}
 
     def at(self, count: int) -> Launch:
         """For so many samples."""
-        return self.launch.at(self.workload.with_batch(count).of_any_batch()[1])
+        form, sizes = self.workload.with_batch(count).of_any_batch()
+        if form not in self.launches:
+            given = (*self.schedules, None)[0 if count == 1 or len(self.schedules) < 2 else 1]
+            plan = build(form, self.target, given, None, given is None, Plan)
+            made = self.launches[form] = Launch(plan, aligned=True)
+            made.request = PlanRequest(form, self.target, deterministic=True)
+        return self.launches[form].at(sizes)
 
     def shapes(self, count: int) -> dict[str, tuple[int, ...]]:
         """Those of its tensors, for so many samples."""
@@ -87,34 +96,40 @@ def differing(
     device: str,
     batches: int,
     seed: int = 0,
-    schedule: Schedule | None = None,
+    schedules: Sequence[Schedule] = (),
 ) -> Iterator[str]:
     """In words, what has other bits alone than inside of drawn batches; one empty line for each batch in
-    which nothing has."""
-    kernel, rng = BatchKernel(workload, target, device, schedule), random.Random(seed)
+    which nothing has. ``schedules``: see ``BatchKernel``."""
+    kernel, rng = BatchKernel(workload, target, device, schedules), random.Random(seed)
     one = max(prod(shape) for shape in kernel.shapes(1).values())
+    most = max(FEWEST, min(MOST, ELEMENTS // max(1, one)))
     for _ in range(batches):
-        count = rng.randint(FEWEST, max(FEWEST, min(MOST, ELEMENTS // max(1, one))))
-        found = list(_of_batch(kernel, count, rng))
+        least = max(FEWEST, rng.choice([n for n in kernel.plans if n <= most] or [most // 2]))
+        count = rng.randint(least, min(most, 2 * least))
+        found = list(_of_batch(kernel, count, most, rng))
         yield from found or [""]
 
 
-def _of_batch(kernel: BatchKernel, count: int, rng: random.Random) -> Iterator[str]:
+def _of_batch(kernel: BatchKernel, count: int, most: int, rng: random.Random) -> Iterator[str]:
+    """Each sample alone, and as many as other plans take at least; sums with zeros up to as many."""
     operands = kernel.drawn(count, rng)
     whole = kernel.results(operands, count)
     apart = {name: t for name, t in whole.items() if name in kernel.samples}
-    for at in range(count) if apart else ():
-        alone = kernel.results(_part(kernel, operands, at, at + 1, 1), 1)
+    begins = [(at, 1) for at in range(count)]
+    begins += [(rng.randint(0, count - n), n) for n in kernel.plans if 1 < n < count]
+    for at, number in begins if apart else ():
+        part = kernel.results(_part(kernel, operands, at, at + number, number), number)
         for name, t in apart.items():
             step = len(t) // count
-            if number := bits_off(alone[name], t[at * step : (at + 1) * step]):
-                yield f"{name} of sample {at} of {count}: {number} elements of {t.numel() // count} differ"
-    if len(apart) < len(whole):
-        more = rng.randint(1, ZEROS)
-        again = kernel.results(_part(kernel, operands, 0, count, count + more), count + more)
+            if off := bits_off(part[name], t[at * step : (at + number) * step]):
+                said = f"sample {at}" if number == 1 else f"samples {at} to {at + number - 1}"
+                yield f"{name} of {said} of {count}: {off} elements of {part[name].numel()} differ"
+    larger = [n for n in kernel.plans if count < n <= most]
+    for total in (count + rng.randint(1, ZEROS), *larger) if len(apart) < len(whole) else ():
+        again = kernel.results(_part(kernel, operands, 0, count, total), total)
         for name in whole.keys() - apart.keys():
-            if number := bits_off(whole[name], again[name]):
-                yield f"{name} of {count} samples and {more} of zeros: {number} elements differ"
+            if off := bits_off(whole[name], again[name]):
+                yield f"{name} of {count} samples and {total - count} of zeros: {off} elements differ"
 
 
 def _part(

@@ -1,16 +1,19 @@
 """The proof that a sample's bits do not depend on its batch, from what is computed, chosen and lowered.
 
-Three things are shown of a workload, for any number of samples:
+Four things are shown of a workload, for any number of samples:
 
-    choice     batches of all sizes ask for one plan: the request has the number of samples as a name,
-               and an example that does not depend on it
+    choice     batches of all sizes ask for one of few plans: the request has the number of samples as a
+               name, and one of few examples of it
     grouping   of every sum, where each term is added (``reduction_tree``): no such text has the number
     kernel     in what was lowered, the number decides how many programs there are and what is masked,
                where the samples are the ones that are summed also how long loops are, and nothing else
                about loops, steps and branches
+    plans      those for few samples and for many have the same trees, added by the same unit
 
-One kernel computes all programs of all batches, and a sample's elements are in tiles whose lanes do the
-same: what is left are the masks of lanes beyond the last sample, which change no other lane.
+The kernels of a plan compute all programs of all its batches, and a sample's elements are in tiles whose
+lanes do the same: what is left are the masks of lanes beyond the last sample, which change no other lane.
+Kernels of several plans have other tiles, and other machine code; what adds up products is the same
+instruction, which is called with the same terms in the same order.
 
 The tree of a sum says which terms a schedule adds to which, and when, as expressions of the summed axes:
 
@@ -27,13 +30,14 @@ grouped alike. A name that occurs in none of these expressions changes no groupi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from transconv import ir
-from transconv.compute import Compute, Workload, batch_axis
+from transconv.compute import Compute, Workload, batch_axis, in_bands
+from transconv.cost import is_small
 from transconv.ir import ONE, ZERO, Expr, Var, as_expr, free_vars, readable
-from transconv.passes import STEP, lower
+from transconv.passes import STEP, decided, lower, resolved
 from transconv.runtime import Plan, PlanStep, build
 from transconv.schedule import Block, Schedule, Scheduled, programs
 from transconv.simplify import simplify
@@ -73,7 +77,7 @@ class ReductionTree:
 def reduction_tree(compute: Compute, schedule: Schedule) -> ReductionTree | None:
     """The tree of the sums of a computation over its copies, groups merged; None if it sums nothing."""
     summed = [x.name for x in compute.axes_of("K")]
-    if not summed:
+    if not summed or any(not x.size for x in compute.axes_of("K")):
         return None
     order = [a for a in schedule.order.split(".") if a] or summed
     step: Expr = ZERO
@@ -86,9 +90,18 @@ def reduction_tree(compute: Compute, schedule: Schedule) -> ReductionTree | None
         if block.extent > 1:
             lanes.append(simplify(place % block.extent))
     part, turn = _dealt(simplify(step), simplify(total), schedule, compute)
-    dtype = compute.a.tensor.dtype
-    unit = f"a step by {schedule.unit} of {dtype}, {schedule.warps} warps, swap={schedule.swap}"
+    unit = f"a step by {_unit(compute, schedule)}"
     return ReductionTree(tuple(order), simplify(part), simplify(turn), tuple(lanes), unit)
+
+
+def _unit(compute: Compute, schedule: Schedule) -> str:
+    """What adds the terms of a step, in words: an instruction, or lanes, as all of the schedule has it."""
+    dtype = compute.a.tensor.dtype
+    if schedule.unit != "mma" or compute.b is None:
+        return f"{schedule.unit} of {dtype}, {schedule}"
+    by = "one warp" if is_small(schedule, compute) else "a group of warps"
+    short = f", via={schedule.via} pack={schedule.pack}" if dtype.bits < 16 else ""
+    return f"mma of {dtype}, an instruction of {by}, merge={schedule.merge}{short}"
 
 
 def _loops(order: list[str], schedule: Schedule) -> Iterator[Block]:
@@ -194,17 +207,21 @@ def prove(workload: Workload, target: Target, schedule: Schedule | None = None) 
     has no form for any number of samples is refused in it."""
     try:
         form, sizes = workload.of_any_batch()
+        examples = {n for c in form.computations for n in in_bands(c)}
+        batches = sorted({*BATCHES, *examples}) if sizes else ()
+        forms = {n: workload.with_batch(n).of_any_batch()[0] for n in batches} or {1: form}
     except TransconvError as error:
         return BatchCertificate(workload.title, (ProofLine("form", False, str(error)),))
-    found = [chosen_alike(workload, form)]
-    try:
-        plan = build(form, target, schedule, None, schedule is None, Plan)
-    except TransconvError as error:
-        return BatchCertificate(workload.title, (*found, ProofLine("schedule", False, str(error))))
-    names = [*sizes] or sorted(_numbers_of_samples(plan))
+    plans, found = list[Plan](), [chosen_alike(forms)]
+    for form in dict.fromkeys(forms.values()) if found[0].holds else ():
+        try:
+            plans.append(build(form, target, schedule, None, schedule is None, Plan))
+        except TransconvError as error:
+            found.append(ProofLine("schedule", False, str(error)))
+    names = [*sizes] or sorted({name for plan in plans for name in _numbers_of_samples(plan)})
     for name in names:
-        found += of_plan(plan, name)
-    if not names:
+        found += of_plans(plans, name)
+    if plans and not names:
         found.append(ProofLine("samples", False, "none of its sizes is a number of samples"))
     return BatchCertificate(workload.title, tuple(found))
 
@@ -219,50 +236,76 @@ def _numbers_of_samples(plan: Plan) -> set[str]:
     return found
 
 
-def of_plan(plan: Plan, name: str) -> list[ProofLine]:
-    """What is found of the kernels of a plan; ``name``: the number of samples."""
-    return [found for step in plan.steps for found in of_step(step, name, plan.target)]
+def of_plans(plans: Sequence[Plan], name: str) -> list[ProofLine]:
+    """What is found of plans for several examples of one number of samples, ``name``, and of whether they
+    add up alike."""
+    found = [line for plan in plans for step in plan.steps for line in of_step(step, name, plan)]
+    found = [*dict.fromkeys(found)]  # of several plans with one kernel
+    each = [_trees(plan) for plan in plans]
+    for title, tree in each[0].items() if len(each) > 1 else ():
+        others = [str(trees.get(title, "no sum")) for trees in each if trees.get(title) != tree]
+        alike = f"{len(each)} plans for few and many samples add up alike"
+        why = f"{tree}, and {others[0]}" if others else alike
+        found.append(ProofLine(f"{title} plans", not others, why))
+    if odd := sorted(set().union(*each) - each[0].keys()) if each else []:
+        found.append(ProofLine("plans", False, f"only some have {', '.join(odd)}"))
+    return found
 
 
-def chosen_alike(workload: Workload, form: Workload) -> ProofLine:
-    """Whether other batches have the same form, and with it the same schedule and kernel."""
-    others = [n for n in BATCHES if workload.with_batch(n).of_any_batch()[0] != form]
-    if others:
-        said = f"a batch of {others[0]} asks for another kernel than this one"
+def _computed(step: PlanStep, plan: Plan) -> list[Compute]:
+    """The computations of a launch that adds up, which may have all stride phases; none of a copy."""
+    phases = [c for c in plan.workload.computations if c.phase]
+    together = step.does == "compute" and phases and step.compute.name not in {c.name for c in phases}
+    return phases if together else [] if step.does in ("pack", "unpack") else [step.compute]
+
+
+def _trees(plan: Plan) -> dict[str, ReductionTree | None]:
+    """The trees of a plan's sums, by the names of computations."""
+    return {
+        c.name: reduction_tree(Scheduled(c, step.schedule, plan.target).main, step.schedule)
+        for step in plan.steps
+        for c in _computed(step, plan)
+    }
+
+
+PLANS = 4  # that the batches of a workload may ask for
+
+
+def chosen_alike(forms: Mapping[int, Workload]) -> ProofLine:
+    """Whether batches have one of few forms, and with it one of few plans, by their numbers of samples."""
+    each: dict[Workload, list[int]] = {}
+    for number, form in forms.items():
+        each.setdefault(form, []).append(number)
+    if len(each) > PLANS:
+        said = f"a batch of {list(each.values())[PLANS][0]} asks for another kernel than {PLANS} others"
         return ProofLine("choice", False, said)
-    return ProofLine(
-        "choice", True, f"batches of {', '.join(map(str, BATCHES))} ask for {' '.join(form.text.split())}"
-    )
+    told = {" ".join(form.text.split()): ", ".join(map(str, n)) for form, n in each.items()}
+    return ProofLine("choice", True, "; ".join(f"batches of {n} ask for {f}" for f, n in told.items()))
 
 
 def refuse_grouping(plan: Plan, names: Sequence[str]) -> None:
     """Raise Unsupported for a plan in which one of the names, numbers of samples, decides what is added to
     what."""
-    for step in plan.steps:
-        tree = reduction_tree(Scheduled(step.compute, step.schedule, plan.target).main, step.schedule)
+    for title, tree in _trees(plan).items():
         wrong = [why for name in names if tree is not None for why in tree.depends(name)]
         if wrong:
-            raise Unsupported(
-                "invariant:grouping", f"{step.compute.name}: the number of samples decides {wrong[0]}"
-            )
+            raise Unsupported("invariant:grouping", f"{title}: the number of samples decides {wrong[0]}")
 
 
-def of_step(step: PlanStep, name: str, target: Target) -> Iterator[ProofLine]:
+def of_step(step: PlanStep, name: str, plan: Plan) -> Iterator[ProofLine]:
     """What is found of a kernel of a plan; ``name``: the number of samples."""
-    compute, schedule = step.compute, step.schedule
-    main = Scheduled(compute, schedule, target).main
-    tree = reduction_tree(main, schedule)
-    if tree is None:
-        yield ProofLine(f"{compute.name} grouping", True, "it sums nothing")
-    elif wrong := tree.depends(name):
-        yield ProofLine(f"{compute.name} grouping", False, f"{name} decides {'; '.join(wrong)}")
-    else:
-        yield ProofLine(f"{compute.name} grouping", True, f"no {name} in {tree}")
-    is_summed = any(
-        ir.Var(name) in ir.free_vars(x.extent) for x in main.axes_of("K") if x.extent is not None
-    )
-    yield of_kernel(step.kernel, name, is_summed, compute.name)
-    yield from of_stages(compute, schedule, target, name)
+    is_summed = False
+    for compute in _computed(step, plan) or [step.compute]:
+        main = Scheduled(compute, step.schedule, plan.target).main
+        tree = reduction_tree(main, step.schedule)
+        wrong = tree.depends(name) if tree is not None else []
+        why = f"{name} decides {'; '.join(wrong)}" if wrong else f"no {name} in {tree}"
+        why = why if tree is not None else "it sums nothing"
+        yield ProofLine(f"{compute.name} grouping", not wrong, why)
+        ends = [x.extent for x in main.axes_of("K") if x.extent is not None]
+        is_summed = is_summed or any(ir.Var(name) in ir.free_vars(e) for e in ends)
+        yield from of_stages(compute, step.schedule, plan.target, name)
+    yield of_kernel(step.kernel, name, is_summed, step.compute.name)
 
 
 def of_stages(compute: Compute, schedule: Schedule, target: Target, name: str) -> Iterator[ProofLine]:
@@ -271,10 +314,11 @@ def of_stages(compute: Compute, schedule: Schedule, target: Target, name: str) -
     if compute.does != "compute":
         return
     for stage, kernel in lower(compute, schedule, target, "proof", compute.math):
-        steps = [let.value for let in ir.find(kernel, ir.Let) if let.var is STEP]
+        lets = ir.find(kernel, ir.Let)
+        steps = [let.value for let in lets if let.var is STEP]
         if steps:
-            told = _told(kernel)
-            wrong = [e for e in steps if ir.Var(name) in _resolved(e, told)]
+            told = {let.var: (let.value,) for let in lets}
+            wrong = [e for e in steps if ir.Var(name) in resolved(e, told)]
             why = f"after {stage} a step is {ir.readable(steps[0])}"
             yield ProofLine(
                 f"{compute.name} steps", not wrong, why + (f", told by {name}" if wrong else "")
@@ -285,43 +329,6 @@ def of_stages(compute: Compute, schedule: Schedule, target: Target, name: str) -
 def of_kernel(kernel: ir.Kernel, name: str, is_summed: bool, title: str) -> ProofLine:
     """Whether the number of samples decides nothing of a kernel's loops and branches but how many programs
     there are, and where sums over samples end."""
-    told, wrong = _told(kernel), list[str]()
-    for loop in ir.find(kernel, ir.For):
-        if loop.kind in ("grid", "dealt"):
-            continue
-        ends = [] if is_summed or loop.until is None else [loop.until]
-        for e in (loop.start, *ends):
-            if ir.Var(name) in _resolved(e, told):
-                wrong.append(f"the loop over {loop.var.name} has {ir.readable(e)}")
-    for branch in ir.find(kernel, ir.If):
-        if ir.Var(name) in _resolved(branch.cond, told) and _adds(branch):
-            wrong.append(f"a branch at {ir.readable(branch.cond)} adds to sums")
-    if wrong:
+    if wrong := decided(kernel, name, is_summed):
         return ProofLine(f"{title} kernel", False, f"{name} decides: {'; '.join(wrong)}")
     return ProofLine(f"{title} kernel", True, f"no loop and no branch of {kernel.name} depends on {name}")
-
-
-def _adds(branch: ir.If) -> bool:
-    """Whether something may be added up within a branch: a variable changes, or a unit is called."""
-    return bool([*ir.find(branch, ir.Update), *ir.find(branch, ir.FuncCall)])
-
-
-def _told(kernel: ir.Kernel) -> dict[ir.Var, ir.Expr]:
-    """What names stand for."""
-    return {let.var: let.value for let in ir.find(kernel, ir.Let)}
-
-
-def _resolved(e: ir.Expr, told: dict[ir.Var, ir.Expr]) -> set[ir.Var]:
-    """The names that an expression is made of, through those that stand for others."""
-    left, seen = [*ir.free_vars(e)], set[ir.Var]()
-    while left:
-        var = left.pop()
-        if var not in seen:
-            seen.add(var)
-            left += [*ir.free_vars(told[var])] if var in told else []
-    return seen
-
-
-def table(certificates: Sequence[BatchCertificate]) -> str:
-    """Certificates one below another."""
-    return "\n".join(map(str, certificates))
