@@ -81,13 +81,14 @@ def fewest(each: Sequence[int]) -> list[int]:
 
 def adds_alike(compute: Compute) -> bool:
     """Whether kernels with different tiles may have the same bits: those of sums of products by a matrix
-    unit. Other sums are added across lanes, as the tile has them."""
+    unit, which depthwise ones do not use. Other sums are added across lanes, as the tile has them."""
     return (
         compute.factors is not None
         and not compute.statistics
         and not compute.added
         and compute.acc is not ir.f64
         and (compute.math == "tf32" or all(f.var.type.bits == 16 for f in compute.factors))
+        and (not compute.axes_of("B") or all(prod(x.size for x in compute.axes_of(k)) > 2 for k in "MNK"))
         and _rounds_alike(compute)
     )
 
@@ -189,7 +190,8 @@ def with_samples(compute: Compute, count: int) -> Compute:
     """A computation of numbers, of so many samples, or one with their number as a name and this example;
     itself if it has none. Raises as ``of_any_batch``."""
     if in_bands(compute):
-        return _with_example(compute, compute.named.names[0], count)  # type: ignore[union-attr]
+        named = compute.named
+        return _with_example(compute, named.names[0], count) if named is not None else compute
     if not samples(compute):
         return compute
     return with_notes(of_any_batch(compute).at(**{BATCH: count}), compute)

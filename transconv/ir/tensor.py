@@ -28,7 +28,7 @@ class Tensor(Node):
 
     Workspaces: ``copy_of`` names the tensor that this is a copy of (of another type, if the copy is
     rounded), ``parts_of`` the tensor whose partial sums this holds. ``planes``: a view in which one
-    dimension numbers the interleaved planes of another.
+    dimension numbers the interleaved planes of another, or elements of windows that may overlap.
 
     ``extents``: if sizes are arguments, the size of each dimension as an expression of them. Such a tensor
     is dense, in the order of the layout's blocks, unless ``pitches`` has the stride of each dimension, as

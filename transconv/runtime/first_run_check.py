@@ -18,7 +18,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from transconv.backend_triton import Miscompiled, torch_module
-from transconv.compute import Read, Workload
+from transconv.compute import Read, Workload, examine
 from transconv.ir import Sizes, Values, free_vars
 from transconv.runtime import check_records, compiler
 from transconv.runtime.compilation import rehearsal_thread
@@ -358,7 +358,8 @@ def _suspects(plan: Plan, tensors: Tensors) -> Sequence[PlanStep]:
 
 
 def _copies_well(step: PlanStep, device: torch.device, sizes: Values) -> bool:
-    """Whether a copy of small random integers is correct; ``sizes``: those that are arguments."""
+    """Whether a copy of small random integers is correct, of another shape at samples; ``sizes``: those
+    that are arguments."""
     torch = torch_module()
     a, c = step.compute.a.tensor.at(sizes), step.compute.c.tensor.at(sizes)
     strides = a.layout.strides(), c.layout.strides()
@@ -373,10 +374,13 @@ def _copies_well(step: PlanStep, device: torch.device, sizes: Values) -> bool:
             raise
         _let_go(error)
         return False
-    same: bool = torch.equal(
-        given.as_strided(a.shape, strides[0], a.layout.offset),
-        made.as_strided(c.shape, strides[1], c.layout.offset),
-    )
+    views = [
+        t.as_strided(of.shape, step, of.layout.offset)
+        for t, of, step in zip((given, made), (a, c), strides, strict=True)
+    ]
+    if a.shape != c.shape:
+        return not examine(step.compute.at(**sizes), {a.name: views[0], c.name: views[1]}).reason
+    same: bool = torch.equal(*views)
     return same
 
 

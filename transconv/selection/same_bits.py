@@ -13,8 +13,8 @@ Where the number of samples is the one size that is an argument, there is a sche
 one for many (``in_bands``). Tiles of other axes, warps, stages and boxes change no bits of a product. So a
 grouping is chosen by the estimates for all examples, and for each example the best of its schedules:
 
-    1 sample       oh:16 ow:8 oc:64 ic:64 | mma | ...          one grouping: kh, kw, 64 of ic at once
-    128 samples    mb:32 ow:4 oc:256 ic:64 | mma | ...
+    1 sample       h:16 w:8 f:64 c:64 | mma | ...              one grouping: 64 of c at once
+    128 samples    n:32 w:4 f:256 c:64 | mma | ...
 """
 
 from __future__ import annotations
@@ -104,18 +104,29 @@ def grouping(schedule: Schedule, compute: Compute) -> Hashable:
     order = [a for a in schedule.order.split(".") if a] or [x.name for x in compute.axes_of("K")]
     blocks = {a: b for b in schedule.blocks if b.extent > 1 for a in b.axes}
     loops = tuple(blocks.get(a, a) for a in order if a not in blocks or blocks[a].first == a)
-    short = compute.a.tensor.dtype.bits < 16
-    how = f"{schedule.via} {schedule.pack}" if short else ""
+    how = ""
+    if compute.a.tensor.dtype.bits != 16:  # f32 is rounded to tf32 in copies and registers, cut in boxes
+        how = f"{schedule.via} {schedule.pack} {schedule.a} {schedule.b} {schedule.swap}"
     parts = (schedule.split_k, schedule.deal, schedule.merge)
     return (loops, *parts, is_small(schedule, compute), how)
 
 
 def _bands(compute: Compute, workload: Workload) -> tuple[_Band, ...]:
     """The computation, or all stride phases, for each example of the number of samples."""
-    phases = {c.name for c in workload.computations if c.phase and _terms(c)}
-    names = phases if compute.name in phases else {compute.name}
     each = [workload.with_batch(number) for number in in_bands(compute)]
-    return tuple([_Band(c, of, _lead(c, of)) for of in each for c in of.computations if c.name in names])
+    own = [c.part for c in workload.computations if c.phase and _terms(c)]
+    parts = own if compute.phase and compute.part in own else [compute.part]
+    return tuple(
+        _Band(c, of, _lead(c, of))
+        for of in each
+        for c in of.computations
+        if c.part in parts and _stored(c) == _stored(compute)
+    )
+
+
+def _stored(compute: Compute) -> list[str]:
+    """The tensors that a computation stores, by which it is found among others."""
+    return [w.view.tensor.name for w in compute.writes]
 
 
 def _lead(compute: Compute, workload: Workload) -> Compute:

@@ -6,6 +6,7 @@ from transconv.compute.library.causal import causal_window as causal_window
 from transconv.compute.library.norms import batch_norm as batch_norm
 from transconv.compute.library.norms import group_norm as group_norm
 from transconv.compute.library.norms import layer_norm as layer_norm
+from transconv.compute.library.norms import mixed as mixed
 from transconv.compute.library.norms import moments as moments
 from transconv.compute.library.norms import rms_norm as rms_norm
 from transconv.compute.library.norms import scaled as scaled

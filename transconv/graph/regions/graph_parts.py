@@ -286,7 +286,8 @@ class RunnableRegion:
             return self(sizes, given)
         self.pieces.see(there, given, passed)
         if self.launches is None and self.setting.within.refusal is not None:
-            return self.pieces(given)  # type: ignore[no-any-return]
+            found: Sequence[Any] = self.pieces(given)
+            return found
         made = self(sizes, given)
         self.setting.within.note(self.pieces)
         return made

@@ -162,7 +162,8 @@ def storage_bytes(values: Iterable[Any]) -> dict[int, int]:
 
 def address(storage: torch.UntypedStorage) -> int:
     """Where memory is; of tensors without memory, that stand in for others, a number of its own."""
-    return storage.data_ptr() or storage._cdata  # type: ignore[no-any-return]
+    key: int = storage.data_ptr() or storage._cdata
+    return key
 
 
 def left_bytes(outputs: Iterable[fx.Node]) -> int:

@@ -38,7 +38,7 @@ class Dim:
     moving: Var | None  # the axis (or fused axes) whose block the box covers along it; None: one position
     extent: int  # of the box
     piled: bool = False  # whether the block consists of several such boxes
-    plane: bool = False  # whether it numbers interleaved planes, perhaps merged with another dimension
+    plane: bool = False  # whether it numbers interleaved planes, or elements of windows that may overlap
     bound: Expr | None = None
     pitch: Expr | None = None
     every: int = 1
@@ -121,7 +121,7 @@ def windows_of(
         sizes, steps = (compute.size(position.name), compute.size(element.name)), (int(step.value), 1)
         names, lanes = (d.name, f"{d.name}_window"), (position, element)
         return [
-            Dim(name, size, d.stride * by, v, v, b.extent)
+            Dim(name, size, d.stride * by, v, v, b.extent, plane=v is element)
             for name, size, by, v, b in zip(names, sizes, steps, lanes, blocks, strict=True)
             if b is not None
         ]
