@@ -16,6 +16,7 @@ from transconv.compute import (
     with_samples,
 )
 from transconv.compute.batch import adds_alike, examples, fewest, reference
+from transconv.conv import ConvProblem, ConvWorkload, Prop
 from transconv.support import Unsupported
 
 LINEAR = """compute linear
@@ -141,8 +142,12 @@ SUM = "compute s\n axes m={n} | k=64\n read x = X[m, k]\n store Y[m] = sum(x; k)
 
 
 def test_sums_without_a_matrix_unit_have_one_example() -> None:
-    """The tile decides how lanes are added."""
+    """The tile decides how lanes are added. Depthwise products do not use the unit."""
     assert len(in_bands(of_any_batch(parse(SUM.format(n=5))))) == 1
+    depthwise = ConvProblem.parse("g64mb8ic64ih28oc64oh28kh3ph1 dt=bf16 tag=nhwc")
+    for prop in (Prop.FWD, Prop.BWD_D):
+        form = ConvWorkload(depthwise, prop).of_any_batch()[0]
+        assert len(in_bands(form.computations[0])) == 1
 
 
 BEHIND = """compute behind

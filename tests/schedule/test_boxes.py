@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.stages import SM90, SM100, launches_of, wrong_stages
-from transconv.conv import Epilogue, compiler
+from transconv.conv import ConvWorkload, Epilogue, compiler
 from transconv.conv.conv_problem import ConvProblem, Prop
 from transconv.conv.relation import computes
 from transconv.schedule.legality import why_not
@@ -211,6 +211,26 @@ def test_refusals_say_why(text: str, prop: Prop, schedule: str, tag: str, reason
     compute = computes(p, prop)[0]
     said = why_not(Schedule.parse(f"{schedule} | a=box b=box swap=1"), compute, SM90)
     assert said is not None and reason in said
+
+
+@pytest.mark.parametrize(
+    ("text", "tile", "strides"),
+    [
+        ("mb4ic4ih10oc16oh4kh4sh2ph0 dt=f16 tag=axb", "oh:4 ow:4 oc:16 kw.ic:16", (400, 80, 40, 8, 1)),
+        ("mb4ic8ih11oc16oh9kh3ph0 dt=f16 tag=axb", "oh:4 ow:4 oc:16 kw.ic:16", (968, 88, 8, 1)),
+    ],
+)
+def test_windows_of_images_whose_number_is_an_argument(
+    text: str, tile: str, strides: tuple[int, ...]
+) -> None:
+    """Their strides are those of the image, which no size of a box tells."""
+    schedule = Schedule.parse(f"{tile} | mma | a=box b=gather c=box swap=1 stages=2")
+    of_four = ConvWorkload(ConvProblem.parse(text), FWD)
+    for workload in (of_four, of_four.of_any_batch()[0]):
+        compute = workload.computations[0]
+        box = box_of(compute.a, schedule, compute)
+        assert isinstance(box, Box)
+        assert (box.tensor.at({"MB": 4}) if compute.named else box.tensor).layout.strides() == strides
 
 
 def test_the_target_must_have_a_copy_engine() -> None:

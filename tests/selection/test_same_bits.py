@@ -80,6 +80,18 @@ def test_few_and_many_samples_have_other_tiles_and_one_grouping(prop: Prop) -> N
     assert any(len({s.blocks for s in each}) > 1 for each in chosen.values())
 
 
+def test_factors_of_all_plans_are_rounded_to_tf32_or_cut() -> None:
+    """A copy and registers round them, the matrix unit cuts what it reads from a box."""
+    problem = ConvProblem.parse("g2mb4ic328ih10iw19oc304oh10ow19kh1kw1 tag=nhwc:oihw:nhwc math=tf32")
+    form = ConvWorkload(problem, Prop.BWD_D).of_any_batch()[0]
+    found = set()
+    for count in (1, 16, 128):
+        of = form.with_batch(count)
+        for listed in with_same_bits(3, of.computations[0], SM90, of):
+            found.add((listed.schedule.pack, listed.schedule.a, listed.schedule.b))
+    assert len(found) == 1
+
+
 @pytest.mark.parametrize(
     ("other", "same"),
     [

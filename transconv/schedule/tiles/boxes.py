@@ -286,6 +286,7 @@ def _fuse(dims: list[Dim], schedule: Schedule, compute: Compute) -> list[Dim] | 
                 ir.Var(name),
                 ir.Var(name),
                 block.extent,
+                plane=any(x.plane for x in run),
                 bound=bound,
                 pitch=run[-1].pitch,
             )
