@@ -10,6 +10,7 @@ from transconv.schedule import Schedule
 from transconv.selection import grouped_alike, grouping, with_same_bits
 from transconv.support import ScheduleError
 from transconv.target import TARGETS
+from transconv.verify.invariance.proof import reduction_tree
 
 SM90 = TARGETS["sm_90"]
 PROBLEM = ConvProblem.parse("mb8ic64ih28oc64oh28kh3ph1 dt=f16 tag=nhwc")
@@ -90,6 +91,13 @@ def test_factors_of_all_plans_are_rounded_to_tf32_or_cut() -> None:
         for listed in with_same_bits(3, of.computations[0], SM90, of):
             found.add((listed.schedule.pack, listed.schedule.a, listed.schedule.b))
     assert len(found) == 1
+    compute = form.with_batch(16).computations[0]
+    tile = "mb.ih.iw:128 ic:64 oc:32 | mma"
+    rounded, cut = (
+        reduction_tree(compute, Schedule.parse(f"{tile} | {rest}"))
+        for rest in ("a=gather b=gather | warps=4", "a=box b=box | swap=1 stages=4 warps=4 via=gluon")
+    )
+    assert rounded != cut  # the certificate, too, has no such plans
 
 
 @pytest.mark.parametrize(

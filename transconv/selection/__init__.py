@@ -5,8 +5,8 @@ In: a computation of a workload, a target. Out: schedules, best first, and why. 
 
 from transconv.selection.candidates import HELD, Listed, completed, estimated, shortlist, spread, stamp
 from transconv.selection.choice import schedule_of_user
+from transconv.selection.same_bits import conversion, grouped_alike, grouping, with_same_bits
 from transconv.selection.same_bits import forget as forget_lists
-from transconv.selection.same_bits import grouped_alike, grouping, with_same_bits
 from transconv.selection.transfer import believable, fitted
 from transconv.selection.tuning_db import TuningRecord, files_digest, register_reader, workload_of
 
@@ -16,6 +16,7 @@ __all__ = [
     "TuningRecord",
     "believable",
     "completed",
+    "conversion",
     "estimated",
     "files_digest",
     "fitted",

@@ -10,8 +10,8 @@ weight gradients at the number of samples, two more things would have the groupi
 Then a further sample adds to the sums of those before it and changes no grouping of theirs.
 
 Where the number of samples is the one size that is an argument, there is a schedule for few samples and
-one for many (``in_bands``). Tiles of other axes, warps, stages and boxes change no bits of a product. So a
-grouping is chosen by the estimates for all examples, and for each example the best of its schedules:
+one for many (``in_bands``). Tiles of other axes, warps and stages change no bits of a product, boxes none of
+16 bits. So a grouping is chosen by the estimates for all examples, and for each the best of its schedules:
 
     1 sample       h:16 w:8 f:64 c:64 | mma | ...              one grouping: 64 of c at once
     128 samples    n:32 w:4 f:256 c:64 | mma | ...
@@ -104,11 +104,16 @@ def grouping(schedule: Schedule, compute: Compute) -> Hashable:
     order = [a for a in schedule.order.split(".") if a] or [x.name for x in compute.axes_of("K")]
     blocks = {a: b for b in schedule.blocks if b.extent > 1 for a in b.axes}
     loops = tuple(blocks.get(a, a) for a in order if a not in blocks or blocks[a].first == a)
-    how = ""
-    if compute.a.tensor.dtype.bits != 16:  # f32 is rounded to tf32 in copies and registers, cut in boxes
-        how = f"{schedule.via} {schedule.pack} {schedule.a} {schedule.b} {schedule.swap}"
     parts = (schedule.split_k, schedule.deal, schedule.merge)
-    return (loops, *parts, is_small(schedule, compute), how)
+    return (loops, *parts, is_small(schedule, compute), conversion(schedule, compute))
+
+
+def conversion(schedule: Schedule, compute: Compute) -> str:
+    """The words that decide as what the matrix unit takes operands, of 16 bits none: f32 is rounded to
+    tf32 in copies and registers and cut in boxes, 8 bits may become f16."""
+    if compute.a.tensor.dtype.bits == 16:
+        return ""
+    return " ".join(f"{word}={getattr(schedule, word)}" for word in ("via", "pack", "a", "b", "swap"))
 
 
 def _bands(compute: Compute, workload: Workload) -> tuple[_Band, ...]:

@@ -40,6 +40,7 @@ from transconv.ir import ONE, ZERO, Expr, Var, as_expr, free_vars, readable
 from transconv.passes import STEP, decided, lower, resolved
 from transconv.runtime import Plan, PlanStep, build
 from transconv.schedule import Block, Schedule, Scheduled, programs
+from transconv.selection import conversion
 from transconv.simplify import simplify
 from transconv.support import TransconvError, Unsupported
 from transconv.target import Target
@@ -100,8 +101,8 @@ def _unit(compute: Compute, schedule: Schedule) -> str:
     if schedule.unit != "mma" or compute.b is None:
         return f"{schedule.unit} of {dtype}, {schedule}"
     by = "one warp" if is_small(schedule, compute) else "a group of warps"
-    short = f", via={schedule.via} pack={schedule.pack}" if dtype.bits < 16 else ""
-    return f"mma of {dtype}, an instruction of {by}, merge={schedule.merge}{short}"
+    unit = f"mma of {dtype}, an instruction of {by}, merge={schedule.merge}"
+    return ", ".join(filter(None, (unit, conversion(schedule, compute))))
 
 
 def _loops(order: list[str], schedule: Schedule) -> Iterator[Block]:
