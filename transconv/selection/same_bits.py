@@ -10,8 +10,8 @@ weight gradients at the number of samples, two more things would have the groupi
 Then a further sample adds to the sums of those before it and changes no grouping of theirs.
 
 Where the number of samples is the one size that is an argument, there is a schedule for few samples and
-one for many (``in_bands``). Tiles of other axes, warps and stages change no bits of a product, boxes none of
-16 bits. So a grouping is chosen by the estimates for all examples, and for each the best of its schedules:
+one for many (``in_bands``). Tiles of other axes, warps and stages change no bits of a product, boxes none
+of 16 bits. So a grouping is chosen by the estimates for all examples, and for each the best of its schedules:
 
     1 sample       h:16 w:8 f:64 c:64 | mma | ...              one grouping: 64 of c at once
     128 samples    n:32 w:4 f:256 c:64 | mma | ...
