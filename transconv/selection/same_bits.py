@@ -11,7 +11,7 @@ Then a further sample adds to the sums of those before it and changes no groupin
 
 Where the number of samples is the one size that is an argument, there is a schedule for few samples and
 one for many (``in_bands``). Tiles of other axes, warps and stages change no bits of a product, boxes none
-of 16 bits. So a grouping is chosen by the estimates for all examples, and for each the best of its schedules:
+of 16 bits. So a grouping is chosen by estimates for all examples, and for each the best of its schedules:
 
     1 sample       h:16 w:8 f:64 c:64 | mma | ...              one grouping: 64 of c at once
     128 samples    n:32 w:4 f:256 c:64 | mma | ...
