@@ -33,8 +33,8 @@ from torch.utils.checkpoint import CheckpointPolicy
 from transconv.graph.fusion.index_ir import holds
 from transconv.graph.lowerings.pools import within_windows
 from transconv.graph.lowerings.table import ROWS
-from transconv.graph.regions.aliases import may_view, memory, readers
 from transconv.graph.regions.function_graphs import replace_node
+from transconv.graph.regions.torch_region import may_view, memory, readers
 from transconv.runtime import torch_internals
 
 aten = torch.ops.aten
