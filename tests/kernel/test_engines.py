@@ -7,13 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.kernel import cases, control_cases, function_cases, item_cases
+from tests.kernel import cases, control_cases, function_cases, item_cases, order_cases
 from tests.kernel.cases import Case
 from transconv.ir import Kernel, Memory, run
 from transconv.kernel import Group
 from transconv.kernel.launch.arguments import plain_number
 
-ALL = (*cases.CASES, *item_cases.CASES, *function_cases.CASES, *control_cases.CASES)
+ALL = tuple(
+    c for room in (cases, item_cases, function_cases, control_cases, order_cases) for c in room.CASES
+)
 by_name = pytest.mark.parametrize("case", ALL, ids=lambda c: c.name)
 
 
