@@ -126,7 +126,7 @@ BREACHES = {
         kernel(ir.Let(X, ir.Call("sneeze", (ZERO,)))),
         kernel(ir.Let(X, ir.Call("fma", (ZERO, ZERO)))),
         kernel(ir.Let(X, ir.Reduce("median", M * ZERO, M))),
-        kernel(ir.Let(X, ir.Scan("median", M * ZERO, M))),
+        kernel(ir.Let(X, ir.Running("median", M * ZERO, M))),
     ],
     "renamed-is-one-to-one": [
         kernel(ir.Let(X, ir.Renamed(M * ZERO, (M,), (N,)))),

@@ -125,7 +125,7 @@ class Reduce(Expr):
 
 
 @node
-class Scan(Expr):
+class Running(Expr):
     """The running reductions ``op``, a key of ``REDUCERS``, of ``x`` along a lane: of each element and
     those before it."""
 

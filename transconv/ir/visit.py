@@ -9,7 +9,7 @@ from typing import Any, TypeVar, cast
 
 from transconv.ir.expr import Expr, Lane, Var
 from transconv.ir.node import Node, field_values
-from transconv.ir.operations import Gather, Reduce, Renamed, Scan, Spread
+from transconv.ir.operations import Gather, Reduce, Renamed, Running, Spread
 from transconv.ir.stmt import Alloc, For, FuncCall, Let, Seq, Stmt, Update, seq
 
 T = TypeVar("T", bound=Node)
@@ -134,8 +134,8 @@ class _Substitute(ExprMutator):
     def mutate_Reduce(self, at: Reduce) -> Expr:
         return Reduce(at.op, self.mutate(at.x), at.lane)
 
-    def mutate_Scan(self, at: Scan) -> Expr:
-        return Scan(at.op, self.mutate(at.x), at.lane)
+    def mutate_Running(self, at: Running) -> Expr:
+        return Running(at.op, self.mutate(at.x), at.lane)
 
     def mutate_Gather(self, at: Gather) -> Expr:
         return Gather(self.mutate(at.x), at.lanes, tuple(map(self.mutate, at.places)))

@@ -113,7 +113,7 @@ class ExprSpeller(ArithmeticSpeller):
             return ir.Mul(x.b, x.a)
         return x
 
-    def spell_Scan(self, e: ir.Scan) -> tuple[str, int]:
+    def spell_Running(self, e: ir.Running) -> tuple[str, int]:
         lanes = self.lanes(e)
         text, axis = (
             self.text(e.x if e.lane in self.lanes(e.x) else ir.Spread(e.x, lanes)),
@@ -362,7 +362,7 @@ def emit(kernel: ir.Kernel, header: tuple[str, ...] = (), first: tuple[str, ...]
     own = ir.helpers(
         {c.name for c in ir.find(kernel, ir.Call)},
         {c.type for c in ir.find(kernel, ir.Cast)},
-        {r.op for kind in (ir.Reduce, ir.Scan) for r in ir.find(kernel, kind)},
+        {r.op for kind in (ir.Reduce, ir.Running) for r in ir.find(kernel, kind)},
         "triton.jit",
         "tl",
     )
@@ -478,7 +478,7 @@ def spelled_lanes(root: ir.Stmt) -> list[ir.Lane]:
             stack += [*at.corner, *([at.value] if isinstance(at, ir.BoxStore) else [])]
         elif isinstance(at, (ir.SlotTile, ir.Put)):
             stack += [at.value] if isinstance(at, ir.Put) else []
-        elif isinstance(at, (ir.Alloc, ir.Spread, ir.Reduce, ir.Renamed, ir.Scan, ir.Gather)):
+        elif isinstance(at, (ir.Alloc, ir.Spread, ir.Reduce, ir.Renamed, ir.Running, ir.Gather)):
             stack += [at.init if isinstance(at, ir.Alloc) else at.x]  # their lanes are shapes
             stack += at.places if isinstance(at, ir.Gather) else ()
         else:

@@ -21,7 +21,7 @@ from transconv.ir import tensor as ac
 from transconv.ir.dtype import DType, boolean, promote
 from transconv.ir.functions.calls import CALLS, REDUCERS
 from transconv.ir.functions.rounding import convert
-from transconv.ir.operations import Call, Cast, Gather, Reduce, Renamed, Scan, Select, Spread
+from transconv.ir.operations import Call, Cast, Gather, Reduce, Renamed, Running, Select, Spread
 from transconv.ir.tensor import Tensor
 
 Array: TypeAlias = NDArray[Any]
@@ -365,7 +365,7 @@ class Evaluator:
         whole = {"dtype": x.dtype} if e.op in ("sum", "prod") else {}
         return np.asarray(REDUCERS[e.op].numpy.reduce(x, axis, keepdims=True, **whole))
 
-    def _Scan(self, e: Scan) -> Array:
+    def _Running(self, e: Running) -> Array:
         x = self.value(Spread(e.x, (e.lane,)))
         return np.asarray(REDUCERS[e.op].numpy.accumulate(x, self.axes[e.lane], x.dtype))
 

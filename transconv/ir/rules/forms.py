@@ -16,7 +16,7 @@ from transconv.ir.dtype import DType, boolean
 from transconv.ir.functions.calls import CALLS, REDUCERS
 from transconv.ir.functions.rounding import is_held
 from transconv.ir.node import Node
-from transconv.ir.operations import Call, Cast, Gather, Reduce, Renamed, Scan, Select
+from transconv.ir.operations import Call, Cast, Gather, Reduce, Renamed, Running, Select
 from transconv.ir.stmt import FUNCS
 from transconv.ir.tensor import Tensor
 from transconv.ir.visit import free_vars, lanes_of
@@ -292,7 +292,7 @@ def known_function(site: Site) -> Iterator[str]:
             callee.why_not_of([a.dtype for a in call.args]) if callee.takes else callee.why_not(call.taken)
         ):
             yield f"{call.name} {reason}"
-    for reduce in (*site.find(Reduce), *site.find(Scan)):
+    for reduce in (*site.find(Reduce), *site.find(Running)):
         if reduce.op not in REDUCERS:
             yield f"no reduction {reduce.op} is known"
     if not isinstance(site.stmt, st.FuncCall):

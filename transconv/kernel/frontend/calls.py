@@ -268,7 +268,7 @@ NAMED: tuple[tuple[Any, Callable[..., Any]], ...] = (
     ),
     (np.sort, lambda at, x, axis=-1: rearrangements.ordered(at.b, tile_of(x), axis)),
     *((getattr(np, name), _running(name)) for name in functions.RUNNING),
-    (np.stack, lambda at, arrays, axis=0: tile_elements.stacked(at.b, arrays, at.b.known(axis))),
+    (np.stack, lambda at, arrays, axis=0: rearrangements.stacked(at.b, arrays, at.b.known(axis))),
     (create_mapping, mapping_of),
     (atomic_ref, lambda at, x: AtomicView(view_of(x))),
     (np.arange, _arange),

@@ -30,19 +30,16 @@ from transconv.kernel.functions import (
     held_number,
     reduction_of,
 )
+from transconv.kernel.simulator import numerics
 from transconv.kernel.simulator.numerics import (
     Array,
     MaskedValues,
     Products,
     applied,
     converted,
-    joined,
-    ordered,
-    picked,
     power,
     product,
     reduced,
-    running,
 )
 from transconv.kernel.simulator.races import AccessTrace, Order, is_users
 from transconv.kernel.source import ONE_VALUE, Refusal, dtype_of, named, number_of
@@ -186,7 +183,7 @@ class SimulatedOperand:
                 reduced(reduction, part_of(args[0]), *args[1:], **words | {"factors": factors_of(args[0])})
             )
         elif name in JOINED:
-            made = self.wrapped(joined(name, [part_of(v) for v in args[0]], *args[1:], **words))
+            made = self.wrapped(numerics.joined(name, [part_of(v) for v in args[0]], *args[1:], **words))
         elif name in NAMED:
             made = NAMED[name](self.wrapped(part_of(args[0])), *args[1:], **words)
         else:
@@ -210,7 +207,7 @@ class SimulatedOperand:
                 reduced(row, self.part(), *args, **words | {"factors": factors_of(self)})
             )
         if name in RUNNING:
-            return lambda axis=None: self.wrapped(running(name, self.part(), axis))
+            return lambda axis=None: self.wrapped(numerics.running(name, self.part(), axis))
         raise AttributeError(f"{type(self).__name__} has no {name}")
 
     def astype(self, dtype: Any) -> Masked:
@@ -344,7 +341,7 @@ class Masked(SimulatedOperand):
         if tiles := {i: part_of(t) for i, t in enumerate(every) if np.ndim(getattr(t, "data", t))}:
             side_by_side([i in tiles for i in range(len(every))], every)
             cut = self[tuple(slice(None) if i in tiles else t for i, t in enumerate(every))]
-            return self.wrapped(picked(cut.part(), tiles))
+            return self.wrapped(numerics.picked(cut.part(), tiles))
         if not self.vector:
             self.touched(items)
         made = Masked(self.order, self.data[items], self.active[items], self.dtype, True)
@@ -483,8 +480,8 @@ def _full_like(x: Masked, fill_value: Any, dtype: Any = None) -> Masked:
 
 JOINED = ("concatenate", "stack")
 NAMED: dict[str, Callable[..., Masked]] = {
-    **{name: lambda x, axis=None, n=name: x.wrapped(running(n, x.part(), axis)) for name in RUNNING},
-    "sort": lambda x, axis=-1: x.wrapped(ordered(x.part(), axis)),
+    **{n: lambda x, axis=None, n=n: x.wrapped(numerics.running(n, x.part(), axis)) for n in RUNNING},
+    "sort": lambda x, axis=-1: x.wrapped(numerics.ordered(x.part(), axis)),
     "dot": lambda x, y: x.dot(y),
     "clip": lambda x, low=None, high=None: x.clip(low, high),
     "transpose": lambda x, axes=None: x.transpose(axes),

@@ -9,10 +9,16 @@ from dataclasses import replace
 from typing import Any
 
 from transconv import ir
-from transconv.kernel.functions import cast, common, held_number
+from transconv.kernel.functions import cast, held_number
 from transconv.kernel.source import ONE_VALUE, Refusal, WrongScope
-from transconv.kernel.tiles import rearrangements
-from transconv.kernel.tiles.kernel_builder import Building, aligned, deepened, position
+from transconv.kernel.tiles.kernel_builder import (
+    Building,
+    arranged,
+    between,
+    deepened,
+    position,
+    ways_from,
+)
 from transconv.kernel.tiles.values import (
     Mask,
     Shape,
@@ -22,8 +28,8 @@ from transconv.kernel.tiles.values import (
     either,
     joined,
     lanes_along,
+    side_by_side,
     tile_of,
-    whole,
 )
 from transconv.simplify import simplify
 
@@ -34,10 +40,9 @@ def taken(b: Building, x: Tile, items: Sequence[Any]) -> Tile:
     b.not_of_elements("an index")
     items = [*(slice(None) for _ in range(x.items)), *each_dimension(items, len(x.own), "a tile")]
     if any(isinstance(i, Tile) and i.own for i in items):
-        cut = taken(
-            b, x, [i if isinstance(i, slice) else slice(None) for i in items[x.items :] if i is not None]
-        )
-        return rearrangements.picked(b, cut, items)
+        slices = (i if isinstance(i, slice) else slice(None) for i in items[x.items :] if i is not None)
+        cut = taken(b, x, [*slices])
+        return found(b, cut, items)
     numbers = (n for i in items for n in ((i.start, i.stop) if isinstance(i, slice) else (i,)))
     each = [n.shape for n in numbers if isinstance(n, Tile) and n.items == x.items]
     x = b.spread(x, (*broadcast(x.shape[: x.items], *each), *x.own))
@@ -109,12 +114,39 @@ def part(b: Building, x: Tile, at: int, start: ir.Expr, size: int, step: int = 1
         return replace(x, shape=shape, mask=b.proved(joined(x.mask, where)))
     if first == 0 and step == 1 and new is old:
         return replace(x, shape=shape, mask=joined(x.mask, [] if size <= before else [old < before]))
-    between = rearrangements.between(shape)[at]
-    there = start if between is None else start + (between if step == 1 else between * step)
+    along = between(shape)[at]
+    there = start if along is None else start + (along if step == 1 else along * step)
     bounds = b.proved((there < before, there >= 0))  # also of lanes beyond the end
     place = simplify(ir.minimum(ir.maximum(there, 0), before - 1), b.facts) if bounds else there
     of = [place if i == at else i for i in range(len(shape))]
-    return rearrangements.arranged(b, x, shape, of, () if inside else bounds)
+    return arranged(b, x, shape, of, () if inside else bounds)
+
+
+def found(b: Building, x: Tile, items: Sequence[Any]) -> Tile:
+    """``x[:, t]``: elements at places along dimensions side by side, one for each element of the tiles;
+    inactive where a place is not in the tile. Places below 0 count from the end."""
+    at = [i for i, item in enumerate(items) if isinstance(item, Tile)]
+    places = [tile_of(items[i]) for i in at]
+    side_by_side([isinstance(i, Tile) for i in items], items)
+    if x.items or any(t.items for t in places):
+        raise WrongScope("a tile as an index of a tile inside of items", "the scope of the group; numbers")
+    if any(not t.dtype.is_integer for t in places):
+        raise Refusal(f"{places[0]} as an index of a tile", "whole numbers", "np.where(x > 0, x, 0.0)")
+    mine = broadcast(*(t.shape for t in places))
+    shape = (*x.shape[: at[0]], *mine, *x.shape[at[-1] + 1 :])
+    of: list[int | ir.Expr] = [i if i < at[0] else i - len(at) + len(mine) for i in range(len(x.shape))]
+    ways = {to: lane for lane, to in ways_from(shape).items()}
+    inside: list[ir.Expr] = []
+    for i, t in zip(at, places, strict=True):
+        wide = (*(None for _ in range(len(mine) - len(t.shape))), *range(len(t.shape)))
+        dims = (*(None for _ in range(at[0])), *wide, *(None for _ in items[at[-1] + 1 :]))
+        there = b.placed(t, tuple(1 if k is None else t.shape[k] for k in dims), dims)
+        e = b.named("place", b.move(cast(there.expr, ir.index), ways))
+        e = e if b.is_not_negative(e) else b.named("place", ir.select(e < 0, e + x.shape[i], e))
+        bounds = b.proved((e >= 0, e < x.shape[i]))
+        inside += (*(b.move(m, ways) for m in there.mask), *bounds)
+        of[i] = b.named("place", ir.select(ir.all_of(bounds), e, ir.ZERO) if bounds else e)
+    return arranged(b, x, shape, of, joined(inside))
 
 
 def resized(b: Building, x: Tile, shape: Shape) -> Tile:
@@ -159,7 +191,7 @@ def _picked(b: Building, x: Tile, at: int, item: Any) -> Tile:
     if ir.lanes_of(place, b.scope):  # another one for each item
         place = simplify(ir.minimum(ir.maximum(place, 0), x.shape[at] - 1), b.facts) if there_is else place
         of = [place if i == at else i for i in range(len(shape))]
-        return rearrangements.arranged(b, x, shape, of, there_is)
+        return arranged(b, x, shape, of, there_is)
     if isinstance(x.expr, ir.Const):
         value: ir.Expr = x.expr
     else:
@@ -288,44 +320,6 @@ def transposed(b: Building, x: Tile, axes: Sequence[int] | None = None) -> Tile:
         raise Refusal(f"the axes {order} of {x}", "each axis once")
     order = (*range(x.items), *(x.items + a % rank for a in order))
     return replace(b.placed(x, tuple(x.shape[a] for a in order), order), items=x.items)
-
-
-def stacked(b: Building, values: Any, axis: int = 0) -> Tile:
-    """``np.stack``: tiles of one shape along a new dimension, each as active as it is."""
-    if not isinstance(values, (tuple, list)) or not values:
-        raise Refusal(
-            "np.stack of other than several tiles", "a tuple or list of tiles", "np.stack((x, y), axis=1)"
-        )
-    given = aligned(b, [tile_of(v) for v in values])
-    if len({t.own for t in given}) > 1:
-        raise Refusal(f"np.stack of the shapes {' '.join(str(t.own) for t in given)}", "equal shapes")
-    items, rank, n = max(t.items for t in given), len(given[0].own), len(given)
-    if not isinstance(axis, int) or not -rank - 1 <= axis <= rank:
-        raise Refusal(f"axis {axis} of a stack of tiles of {rank} dimensions", f"{-rank - 1} to {rank}")
-    place, dtype = items + axis % (rank + 1), common([t.dtype for t in given], [])
-    parts = [
-        _deeper(b, b.spread(t, (*broadcast(*(t.shape[: t.items] for t in given)), *t.own)), place)
-        for t in given
-    ]
-    shape = (*parts[0].shape[:place], n, *parts[0].shape[place + 1 :])
-    lane = lanes_along(shape)[place]
-
-    def chosen(first: int, last: int, each: Sequence[ir.Expr]) -> ir.Expr:
-        if lane is None or last - first == 1 or len({*each[first:last]}) == 1:
-            return each[first]
-        middle = (first + last) // 2
-        return ir.select(lane < middle, chosen(first, middle, each), chosen(middle, last, each))
-
-    made = b.let("stacked", chosen(0, n, [cast(t.expr, dtype) for t in parts]))
-    masks = [whole(t.mask) for t in parts]
-    mask = parts[0].mask if len({*masks}) == 1 else (chosen(0, n, masks),)
-    return Tile(shape, made, mask, any(t.vector for t in given), items)
-
-
-def _deeper(b: Building, x: Tile, place: int) -> Tile:
-    """A tile with one more dimension, of one element."""
-    of = (*range(place), None, *range(place, len(x.shape)))
-    return b.placed(x, (*x.shape[:place], 1, *x.shape[place:]), of)
 
 
 def spread(x: Tile, shape: Shape) -> Tile:
