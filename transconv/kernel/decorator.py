@@ -165,9 +165,9 @@ class KernelLaunches:
             ) from None
         if spilt := made.step.triton.spilled:
             warnings.warn(
-                f"{self.name}: {spilt} bytes of the values of each thread do not fit into registers and are "
-                f"kept in memory ({made.step.schedule.warps} warps); to keep them there, take a smaller "
-                "group, more warps (warps_hint=), or a loop over parts of its tiles",
+                f"{self.name}: {spilt} bytes of the values of each thread do not fit into registers and "
+                f"are kept in memory ({made.step.schedule.warps} warps); expected a smaller group, more "
+                "warps (warps_hint=), or a loop over parts of its tiles",
                 stacklevel=2,
             )
         return found

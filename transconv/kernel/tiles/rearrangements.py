@@ -153,8 +153,8 @@ def ordered(b: Building, x: Tile, axis: Any = -1) -> Tile:
             least, most = (ir.Reduce(op, made, digits[k]) for op in ("min", "max"))
             first = ir.eq(digits[k], digits[stage + 1] if stage + 1 < count else 0)
             made = b.let("sorted", ir.select(first, least, most))
-    back = tuple(lane // (1 << k) % 2 for k in range(count))
-    made = b.let("sorted", ir.Gather(made, tuple(digits), back))
+    back = tuple(lane // (1 << k) % 2 for k in reversed(range(count)))
+    made = b.let("sorted", ir.Gather(made, tuple(reversed(digits)), back))
     mask = _first_of(b, x.mask, lane, end)
     if floats:
         made = b.where(_first_of(b, number, lane, end), made, ir.Const(float("nan"), work))
