@@ -5,7 +5,7 @@ what one leaves for the other: nothing that costs nothing to have again, and
 
     cat(a, b) read by both graphs     the concatenation, not a and b: their kernels store into it
     cast(cat(a, b))                   cat(cast(a), cast(b)): the same numbers, which may be stored in place
-    slice_scatter(0, a) + ..(0, b)    cat(a, b): gradients of slices that share no element; select_scatter too
+    slice_scatter(0, a) + ..(0, b)    cat(a, b): gradients of slices that share nothing; select_scatter too
     max_pool backward                 the places that were chosen, each in its window, in 8 bits (others
                                       in 32), of its image the shape
     an image of a convolution         has its features last, whatever torch's order would be
