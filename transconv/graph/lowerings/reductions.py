@@ -121,7 +121,7 @@ def placed_sum(call: NodeCall, x: Piece, first: int, indices: Sequence[Piece], g
     ]
     places = [f"{{{1 + len(indices) + d}}}" for d in range(len(indices))]
     told = [
-        f"(({{{1 + d}}} == {place}) | ({{{1 + d}}} + {sizes[first + d]} == {place}))"
+        f"({{{1 + d}}} == {place} or {{{1 + d}}} + {sizes[first + d]} == {place})"
         for d, place in enumerate(places)
     ]
     chosen = Mapped(
@@ -130,7 +130,7 @@ def placed_sum(call: NodeCall, x: Piece, first: int, indices: Sequence[Piece], g
         inputs=tuple(seen),
         place=lambda at: at[first:last],
         work=2 * len(indices),
-        write=f"where({' & '.join(told)}, {{0}}, 0.0)".format,
+        write=f"where({' and '.join(told)}, {{0}}, 0.0)".format,
         label="put",
     )
     return reduced("sum", range(len(whole) - n, len(whole)), chosen, dtype=call.dtype, label="put")
