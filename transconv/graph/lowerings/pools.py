@@ -17,8 +17,7 @@ from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
 from transconv.graph.fusion.index_ir import ConstantValue, Mapped, MovedView, Piece
-from transconv.graph.lowerings import view_indexing
-from transconv.graph.lowerings.reductions import placed_sum
+from transconv.graph.lowerings import table, view_indexing
 from transconv.graph.lowerings.table import NodeCall, NotOurs, cast, mapped, piecewise, reduced, row, wide
 from transconv.graph.sizes import Index, Length, SymbolicSize, dense_strides, like
 from transconv.ir import TRUE, Expr, all_of, as_expr, eq, maximum, minimum
@@ -423,12 +422,12 @@ def _put(call: NodeCall) -> Piece:
     alone = isinstance(x, ConstantValue) and x.value == 0 and call.arg(3, "accumulate", False)
     if not alone or [d for d, _ in told] != [*range(first, first + len(told))]:
         raise NotOurs("elements are put where values say")
-    if len(grad.shape) != len(x.shape) or any(i.values is None for _, i in told):
-        return placed_sum(call, x, first, [i for _, i in told], grad)
     try:
+        if len(grad.shape) != len(x.shape) or any(i.values is None for _, i in told):
+            raise NotOurs("elements are put where values say")
         found = [_taken(i, k - len(told), x.shape[d], grad.shape[d]) for k, (d, i) in enumerate(told)]
     except NotOurs:
-        return placed_sum(call, x, first, [i for _, i in told], grad)
+        return table.placed_sum(call, x, first, [i for _, i in told], grad)
     seen = stretched(grad, first, x.shape[first : first + len(told)], found)
     return _each_window("sum", len(told), seen, call.dtype, "sum of neighbours")
 
