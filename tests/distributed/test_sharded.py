@@ -83,6 +83,8 @@ def sample() -> dict[str, Any]:
     found["twice differentiated"] = refusal(lambda: _second(x, w))
     if rank == 0:  # refused before anything is exchanged; the compiler's import takes longest of all here
         found["compiled"] = refusal(lambda: torch.compile(transconv.conv2d, backend="aot_eager")(x, w))
+    dealt = transconv.distributed.parallelize(nn.Conv2d(4, 4, 3), mesh, {"h": 0})
+    found["within"] = refusal(lambda: transconv.within(dealt, "1 GB")(x.to_local()))
     found["shapes"] = refusal(lambda: transconv.conv2d(x, w, groups=3))
     for name, plan in {
         "axis": {"x": 0},
@@ -295,6 +297,7 @@ def test_a_pair() -> None:
             "meshes": "DTensors of 2 meshes",
             "fused": "no error",
             "compiled": "torch.compiler.disable",
+            "within": "dealt over ranks",
             "unbatched": "no error",
             "rounded once": "no error",
             "inference": "no error",
