@@ -87,12 +87,13 @@ class BoundedModel(nn.Module):
         if shapes not in self._compiled:  # torch compiles one function for eight of them at most
             own = self.model.parameters() if isinstance(self.model, nn.Module) else ()
             if any(map(served, (*tensors, *own))):
-                raise Unsupported(
-                    "within:ranks",
-                    "the model or its input is dealt over ranks, and a rank's convolutions exchange rows as "
-                    "they are called; bound the modules that each rank computes on plain tensors: "
-                    "parallelize(..., whole=[...]) of a model that has them within a bound",
+                why = (
+                    "the model or its input is dealt over ranks; bound the modules that each rank computes"
                 )
+                why += (
+                    " on plain tensors: parallelize(..., whole=[...]) of a model that has them in a bound"
+                )
+                raise Unsupported("within:ranks", why)
             words: Any = {"fullgraph": True, "dynamic": False, "options": {"within": self.bound}}
             self._compiled[shapes] = compiled_alone(self.model, "bounded", **words)
         return self._compiled[shapes](*given, **named)
