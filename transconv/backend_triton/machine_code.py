@@ -20,6 +20,7 @@ many threads run), bytes that are spilt, and instructions. The words for these:
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import struct
@@ -28,6 +29,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -43,8 +45,14 @@ _INSTRUCTION = re.compile(r"^\s*(/\*[0-9a-f]{4,}\*/)\s+([^;]*;)", re.MULTILINE)
 
 def listing(asm: Mapping[str, Any]) -> str:
     """The instructions, one a line behind their addresses or, in Triton's listing, what controls them.
-    ``asm``: the texts that Triton keeps of a kernel. Raises what the disassembler does."""
-    text: str = asm["sass"]
+    ``asm``: the texts that Triton keeps of a kernel. Raises RuntimeError where the disassembler fails."""
+    try:
+        text: str = asm["sass"]
+    except subprocess.CalledProcessError as error:
+        raise RuntimeError(
+            "Triton's cuobjdump does not read this machine code; sm_103 and sm_121 need that of CUDA 12.9 "
+            "or later, which TRITON_CUOBJDUMP_PATH may name (.newest/triton/backends/nvidia/bin/cuobjdump)"
+        ) from error
     cubin = asm.get("cubin", b"")
     return _read(cubin) if cubin and text.count("\n") >= LISTED else text
 
@@ -175,6 +183,19 @@ def ocloc_devices() -> frozenset[str]:
     """The chips that the installed ``ocloc`` compiles for, by its names. Raises ValueError if there is
     none."""
     return devices_in(_ocloc("compile", "--help"))
+
+
+@lru_cache(maxsize=8)
+def cuobjdump_chips(folder: Path | None) -> frozenset[int]:
+    """The NVIDIA chips whose machine code the ``cuobjdump`` of a folder's Triton, of the installed one, or
+    that TRITON_CUOBJDUMP_PATH names, reads. Raises ValueError if there is none."""
+    places = [folder / "triton"] if folder else [Path(p) for p in find_spec("triton").submodule_search_locations]
+    own = places[0] / "backends" / "nvidia" / "bin" / "cuobjdump"
+    tool = os.environ.get("TRITON_CUOBJDUMP_PATH") or (own if own.exists() else shutil.which("cuobjdump"))
+    if tool is None:
+        raise ValueError("there is no cuobjdump in Triton, nor in PATH; TRITON_CUOBJDUMP_PATH may name one")
+    page = subprocess.run([tool, "--help"], capture_output=True, text=True, check=True).stdout
+    return frozenset(int(n) for n in re.findall(r"'sm_(\d+)'", page))
 
 
 def devices_in(page: str) -> frozenset[str]:

@@ -10,8 +10,8 @@ import re
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict
-from itertools import groupby
+from dataclasses import asdict, replace
+from itertools import groupby, product
 from pathlib import Path
 
 from tqdm import tqdm
@@ -62,6 +62,14 @@ def add_to(verbs: object) -> None:
     made.option(
         "--record", "FILE", "the CSV file to compare with (default: the repository's)", RECORD, Path
     )
+    made.option(
+        "--sanitizer",
+        "NAME[,NAME...]",
+        "compile with Triton's sanitizers consan, gsan, fpsan instead, and compare nothing with the record; "
+        "fails where a release has no such sanitizer",
+        [""],
+        _sanitizers,
+    )
     made.add_argument("--update", action="store_true", help="write the results into the record")
     made.add_argument("--json", type=ranges.output, metavar="FILE", help="also write results as JSON")
     made.add_argument("--csv", type=ranges.output, metavar="FILE", help="also write results as CSV")
@@ -85,9 +93,15 @@ def _page(text: str) -> Path:
     return path
 
 
+def _sanitizers(text: str) -> list[str]:
+    if strange := [n for n in text.split(",") if n not in ("consan", "gsan", "fpsan")]:
+        raise argparse.ArgumentTypeError(f"'{strange[0]}' is no sanitizer; expected consan, gsan or fpsan")
+    return text.split(",")
+
+
 def _compiles(name: str, folder: Path | None) -> bool:
     chip = TARGETS[name]
-    return compiles_for(chip.backend, chip.arch, folder)
+    return compiles_for(chip.backend, chip.arch, folder, chip.compiled_since)
 
 
 def run(words: argparse.Namespace) -> int:
@@ -106,14 +120,24 @@ def run(words: argparse.Namespace) -> int:
     rows: list[matrix.ResourceRow] = []
     failures: list[str] = []
     everything: list[dict[str, object]] = []
-    for version, folder in zip(versions, folders, strict=True):
+    recorded_too = recorded if words.sanitizer == [""] and not words.update else None
+    for (version, folder), name in product(zip(versions, folders, strict=True), words.sanitizer):
         # Chips of other vendors are for another Triton; those that are asked for by name are told why not.
         kernels = [p for p in every if words.targets or _compiles(p.target, folder)]
+        if name:
+            version = f"{version} {name}"
+            kernels = [
+                replace(p, expected=(), job=replace(p.job, sanitizer=name, words=False)) for p in kernels
+            ]
         count += len(kernels)
         answers = _compiled(kernels, version, folder, words)
         made = matrix.rows_of(version, kernels, answers)
         rows += made
-        failures += _failures(version, kernels, answers, made, None if words.update else recorded)
+        failures += _failures(version, kernels, answers, made, recorded_too)
+        if name:
+            checked = sum(bool(r.words) for r in made)
+            print(f"Triton {version}: {checked} of {len(made)} rows have checks")
+            failures += [] if checked else [f"Triton {version}: no kernel has checks of this sanitizer"]
         everything += [
             {"triton": version, **asdict(p), **asdict(a), "code": ""}  # bytes, which JSON does not have
             for p, a in zip(kernels, answers, strict=True)
