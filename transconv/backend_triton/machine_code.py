@@ -20,7 +20,6 @@ many threads run), bytes that are spilt, and instructions. The words for these:
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import struct
@@ -29,7 +28,6 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
-from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -183,19 +181,6 @@ def ocloc_devices() -> frozenset[str]:
     """The chips that the installed ``ocloc`` compiles for, by its names. Raises ValueError if there is
     none."""
     return devices_in(_ocloc("compile", "--help"))
-
-
-@lru_cache(maxsize=8)
-def cuobjdump_chips(folder: Path | None) -> frozenset[int]:
-    """The NVIDIA chips whose machine code the ``cuobjdump`` of a folder's Triton, of the installed one, or
-    that TRITON_CUOBJDUMP_PATH names, reads. Raises ValueError if there is none."""
-    places = [folder / "triton"] if folder else [Path(p) for p in find_spec("triton").submodule_search_locations]
-    own = places[0] / "backends" / "nvidia" / "bin" / "cuobjdump"
-    tool = os.environ.get("TRITON_CUOBJDUMP_PATH") or (own if own.exists() else shutil.which("cuobjdump"))
-    if tool is None:
-        raise ValueError("there is no cuobjdump in Triton, nor in PATH; TRITON_CUOBJDUMP_PATH may name one")
-    page = subprocess.run([tool, "--help"], capture_output=True, text=True, check=True).stdout
-    return frozenset(int(n) for n in re.findall(r"'sm_(\d+)'", page))
 
 
 def devices_in(page: str) -> frozenset[str]:

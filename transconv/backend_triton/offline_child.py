@@ -28,7 +28,6 @@ from transconv.backend_triton.launch.jit_module import load
 from transconv.backend_triton.machine_code import listing
 from transconv.backend_triton.miscompiles import flaw
 from transconv.backend_triton.offline_compilation import serve
-from transconv.target import TARGETS
 
 SASS_WORDS = (
     "HGMMA",
@@ -221,20 +220,19 @@ def compiled(job: dict[str, Any]) -> Any:
         options["threads_per_warp"] = lanes
     if asked := job.get("sanitizer", ""):
         options["instrumentation_mode"] = asked
-        sanitize(asked, job["target"])
+        sanitize(asked)
     return triton_compile(_source(job), target=GPUTarget(job["backend"], arch, lanes), options=options)
 
 
-def sanitize(name: str, target: str) -> None:
+def sanitize(name: str) -> None:
     """Switch a sanitizer of Triton on in this process, which releases ask for in two ways. GSan asks a
-    device for its shared memory, so there is one that knows no more."""
+    device how much shared memory it shall take at least; here is none, and it takes no more than it needs."""
     from triton import knobs
     from triton.runtime.driver import driver
 
     knobs.compilation.instrumentation_mode = name
     if name == "gsan":
-        known = {"max_shared_mem": TARGETS[target].shared_bytes}
-        utils = SimpleNamespace(get_device_properties=lambda device: known)
+        utils = SimpleNamespace(get_device_properties=lambda device: {"max_shared_mem": 0})
         driver.set_active(SimpleNamespace(get_current_device=lambda: 0, utils=utils))
 
 

@@ -29,7 +29,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from queue import Empty, PriorityQueue, SimpleQueue
 from typing import IO, Any
@@ -445,6 +445,17 @@ def backends_of(folder: Path | None = None) -> tuple[str, ...]:
     return ("xpu",) if folder and _distribution(machine_code.RELEASE, folder) else BACKENDS
 
 
+@lru_cache(maxsize=8)
+def cuobjdump_chips(folder: Path | None) -> frozenset[int]:
+    """The NVIDIA chips whose machine code the ``cuobjdump`` of a folder's Triton, of the installed one, or
+    that TRITON_CUOBJDUMP_PATH names, reads."""
+    place = Path(str(importlib.metadata.distribution("triton").locate_file(""))) if folder is None else folder
+    own = place / "triton" / "backends" / "nvidia" / "bin" / "cuobjdump"
+    tool = os.environ.get("TRITON_CUOBJDUMP_PATH", own)
+    page = subprocess.run([tool, "--help"], capture_output=True, text=True, check=True).stdout
+    return frozenset(int(n) for n in re.findall(r"'sm_(\d+)'", page))
+
+
 def compiles_for(
     backend: str, arch: int | str, folder: Path | None = None, since: tuple[int, ...] = ()
 ) -> bool:
@@ -457,7 +468,7 @@ def compiles_for(
         return arch in machine_code.ocloc_devices()
     if tuple(int(n) for n in re.findall(r"\d+", triton_version(folder))[:3]) < since:
         return False
-    return backend != "cuda" or int(arch) in machine_code.cuobjdump_chips(folder)
+    return backend != "cuda" or int(arch) in cuobjdump_chips(folder)
 
 
 def _refused(job: CompileJob, backends: Sequence[str]) -> CompileFailure | None:

@@ -252,7 +252,6 @@ CARDS = {
     "hopper": "sm_90",
     "b200": "sm_100",
     "b300": "sm_103",
-    "gb300": "sm_103",
     "5090": "sm_120",
     "gb10": "sm_121",
     "mi200": "gfx90a",
@@ -381,7 +380,7 @@ TARGETS: dict[str, Target] = {
         _cuda(90, 132, 227 * KIB, 50, 3350, 989, "box", "wgmma", "early", dtypes=(f64,)),  # H100 SXM
         # B200. Before 3.7.1 lanes whose mask does not hold may read at a wrong address (pytorch#187081).
         _cuda(100, 148, 227 * KIB, 126, 8000, 2250, "box", "tcgen05", dtypes=(f64,), since=(3, 7, 1)),
-        # B300. Its f64 and i8 units have a thirtieth of B200's rate (NVIDIA's table of HGX B300).
+        # B300. Products of i8 have a thirtieth of B200's rate there, which the record does not have.
         _cuda(103, 148, 227 * KIB, 126, 8000, 2250, "box", "tcgen05", dtypes=(f64,), since=(3, 7, 1)),
         _cuda(120, 170, 99 * KIB, 96, 1792, 209.5, "box"),  # RTX 5090
         # GB10 (DGX Spark). Its 16-bit rate is unknown: taken as the 1000 of sparse f4, divided as the 5090's.
@@ -398,7 +397,7 @@ TARGETS: dict[str, Target] = {
             _hip("gfx1250", 32, 256, 320 * KIB, 131072, 32, 19600, 10000),
             since=(3, 7, 1),
             why_since="multiply without the matrix unit, in registers that spill,",
-            compiled_since=(3, 7, 1),  # 3.6 takes more than ten minutes for a product of 8-bit floats
+            compiled_since=(3, 7, 1),  # 3.6 did not end a product of 8-bit floats in 180 s
         ),
         _xpu("pvc", 64, 128 * KIB, 204, 1638, 419, "mma"),  # Max 1550, one die
         # Arc A770, with registers of half the width. The products of its matrix unit have 8 columns, which
