@@ -299,7 +299,7 @@ are](intel.md).
 | kernels for `gfx1250` | 3.7.1 and later | 3.6 has none of its matrix instructions: products are multiply-adds that spill (2,868 bytes), and one of 8-bit floats did not end in 180 s; it is not compiled with 3.6, and refused on such a GPU |
 | machine code of `sm_103`, `sm_121` as words | any, with the `cuobjdump` of 3.7 or later | that of 3.6 is of CUDA 12.8, which reads neither; `TRITON_CUOBJDUMP_PATH` names another one, as `make matrix` does |
 | `slide=`: steps that share boxes | 3.6, 3.7 | a step multiplies rows of a ring in shared memory by a view that is larger than the eight rows it begins with; 3.8 and later verify that no view is larger than its source, and have none that begins at a row that is computed. There each step fetches boxes of its own ([how much longer](guide_schedules.md#shared-boxes)) |
-| boxes of every other element, or windows that overlap | 3.6 | Triton encodes no such descriptor; they are encoded here, for the launch function of this release |
+| boxes that take every so many-th position (strided convolutions) | 3.6 | Triton has no such descriptors; they are encoded here, for the launch function of this release |
 | starts without Triton's wrapper, kernels kept as machine code | 3.6 | arguments of the launch function differ between releases; others are started by Triton, which takes longer on the host |
 
 Registers and spilt bytes are per thread (AMD: vector and accumulation registers together; Intel: of a
