@@ -226,7 +226,7 @@ def compiled(job: dict[str, Any]) -> Any:
 
 def sanitize(name: str) -> None:
     """Switch a sanitizer of Triton on in this process, which releases ask for in two ways. GSan asks a
-    device how much shared memory it shall take at least; here is none, and it takes no more than it needs."""
+    device for its shared memory, to take all of it; there is none here, and it takes what it needs."""
     from triton import knobs
     from triton.runtime.driver import driver
 

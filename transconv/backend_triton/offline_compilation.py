@@ -308,8 +308,8 @@ class CompileJob:
     extents of its box where it is a descriptor (none for a pointer). ``explicit``: the text is
     Gluon, not Triton. ``keep``: intermediate texts to bring back, such as ``("ttgir", "ptx")``;
     ``code``: return the machine code too, and the metadata for its launch; ``words``: count the
-    instructions of an NVIDIA chip, whose disassembler takes as long as the compilers; ``sanitizer``: one of
-    Triton's, whose checks the kernel gets."""
+    instructions of an NVIDIA chip, whose disassembler takes as long as the compilers;
+    ``sanitizer``: that of Triton whose checks the kernel gets."""
 
     source: str
     function: str
@@ -449,7 +449,9 @@ def backends_of(folder: Path | None = None) -> tuple[str, ...]:
 def cuobjdump_chips(folder: Path | None) -> frozenset[int]:
     """The NVIDIA chips whose machine code the ``cuobjdump`` of a folder's Triton, of the installed one, or
     that TRITON_CUOBJDUMP_PATH names, reads."""
-    place = Path(str(importlib.metadata.distribution("triton").locate_file(""))) if folder is None else folder
+    place = (
+        Path(str(importlib.metadata.distribution("triton").locate_file(""))) if folder is None else folder
+    )
     own = place / "triton" / "backends" / "nvidia" / "bin" / "cuobjdump"
     tool = os.environ.get("TRITON_CUOBJDUMP_PATH", own)
     page = subprocess.run([tool, "--help"], capture_output=True, text=True, check=True).stdout

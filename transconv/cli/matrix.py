@@ -65,8 +65,8 @@ def add_to(verbs: object) -> None:
     made.option(
         "--sanitizer",
         "NAME[,NAME...]",
-        "compile with Triton's sanitizers consan, gsan, fpsan instead, and compare nothing with the record; "
-        "fails where a release has no such sanitizer",
+        "compile with Triton's sanitizers consan, gsan, fpsan instead, and compare nothing with the "
+        "record; fails where a release has no such sanitizer",
         [""],
         _sanitizers,
     )
@@ -287,20 +287,28 @@ interpreters, how fast they are is [predicted](board.md). Of Intel's GPUs the co
 numbers, those of Triton's release and of `ocloc`, the offline compiler; [what the words of that machine
 are](intel.md).
 
-**Records** (`transconv/target/records.py`) have rates of data sheets. Not published, and assumed there: the
-16-bit rate of GB10 (`sm_121`), and of MI455X (`gfx1250`) the compute units, registers and L2 cache; its
-16-bit rate is half of its 8-bit one.
+**Records** (`transconv/target/records.py`) have rates of data sheets. Not published, and assumed
+there: the 16-bit rate of GB10 (`sm_121`), and of MI455X (`gfx1250`) the compute units, registers
+and L2 cache; its 16-bit rate is half of its 8-bit one.
 
 ## What needs which Triton
 
-| what | Triton | why |
-|---|---|---|
-| kernels on `sm_100`, `sm_103` | 3.7.1 and later; compiled by 3.6 too | lanes whose mask does not hold may read at a wrong address (pytorch#187081); on such a GPU an older release is refused |
-| kernels for `gfx1250` | 3.7.1 and later | 3.6 has none of its matrix instructions: products are multiply-adds that spill (2,868 bytes), and one of 8-bit floats did not end in 180 s; it is not compiled with 3.6, and refused on such a GPU |
-| machine code of `sm_103`, `sm_121` as words | any, with the `cuobjdump` of 3.7 or later | that of 3.6 is of CUDA 12.8, which reads neither; `TRITON_CUOBJDUMP_PATH` names another one, as `make matrix` does |
-| `slide=`: steps that share boxes | 3.6, 3.7 | a step multiplies rows of a ring in shared memory by a view that is larger than the eight rows it begins with; 3.8 and later verify that no view is larger than its source, and have none that begins at a row that is computed. There each step fetches boxes of its own ([how much longer](guide_schedules.md#shared-boxes)) |
-| boxes that take every so many-th position (strided convolutions) | 3.6 | Triton has no such descriptors; they are encoded here, for the launch function of this release |
-| starts without Triton's wrapper, kernels kept as machine code | 3.6 | arguments of the launch function differ between releases; others are started by Triton, which takes longer on the host |
+* Kernels **on `sm_100` and `sm_103`** need 3.7.1: before, lanes whose mask does not hold may read
+  at a wrong address (pytorch#187081). 3.6 compiles for them; on such a GPU it is refused.
+* Kernels **for `gfx1250`** need 3.7.1. 3.6 has none of its matrix instructions: products are
+  multiply-adds that spill (2,868 bytes), and one of 8-bit floats did not end in 180 s.
+* The instructions of **`sm_103` and `sm_121`** are read by the `cuobjdump` of 3.7 or later. That of
+  3.6 is of CUDA 12.8, which knows neither; `TRITON_CUOBJDUMP_PATH` names another one, as `make
+  matrix` does.
+* **`slide=`** (steps that share boxes) needs 3.6 or 3.7. A step multiplies rows of a ring in shared
+  memory by a view that is larger than the eight rows it begins with. 3.8 and later verify that no
+  view is larger than its source, and their slices begin at constants alone. There each step fetches
+  boxes of its own ([what that costs](guide_schedules.md#shared-boxes)).
+* **Boxes that take every so many-th position** (strided convolutions) need 3.6. Triton has no such
+  descriptors; they are encoded here, for the launch function of this release.
+* **Starts without Triton's wrapper**, and kernels that are read from a cache without it, need 3.6:
+  arguments of the launch function differ between releases. Others are started by Triton, which
+  takes longer on the host.
 
 Registers and spilt bytes are per thread (AMD: vector and accumulation registers together; Intel: of a
 hardware thread, which is a warp), shared memory is per program, in bytes, beside what a program may

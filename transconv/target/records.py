@@ -383,7 +383,7 @@ TARGETS: dict[str, Target] = {
         # B300. Products of i8 have a thirtieth of B200's rate there, which the record does not have.
         _cuda(103, 148, 227 * KIB, 126, 8000, 2250, "box", "tcgen05", dtypes=(f64,), since=(3, 7, 1)),
         _cuda(120, 170, 99 * KIB, 96, 1792, 209.5, "box"),  # RTX 5090
-        # GB10 (DGX Spark). Its 16-bit rate is unknown: taken as the 1000 of sparse f4, divided as the 5090's.
+        # GB10 (DGX Spark). Its 16-bit rate is unknown: that of sparse f4 (1000), divided as the 5090's.
         _cuda(121, 48, 99 * KIB, 24, 273, 62.5, "box"),
         _hip("gfx90a", 64, 110, 64 * KIB, 131072, 8, 1638, 191.5),  # MI250X, one die
         _hip("gfx942", 64, 304, 64 * KIB, 131072, 32, 5300, 1307, precisions=("tf32", "ieee")),  # MI300X
@@ -391,8 +391,8 @@ TARGETS: dict[str, Target] = {
         _hip("gfx1100", 32, 96, 64 * KIB, 98304, 6, 960, 122.8),  # RX 7900 XTX
         _hip("gfx1151", 32, 40, 64 * KIB, 98304, 2, 256, 59.4),  # Radeon 8060S (Ryzen AI Max+ 395)
         _hip("gfx1201", 32, 64, 64 * KIB, 98304, 8, 644, 194.6),  # RX 9070 XT
-        # MI455X. Published are 19.6 TB/s and 20 PFLOP/s of 8-bit products, of which 16-bit ones are taken as
-        # half. Unknown, and those of MI355X: compute units, their registers, and the L2 cache.
+        # MI455X. Published are 19.6 TB/s and 20 PFLOP/s of 8-bit products; 16-bit ones are taken as half.
+        # Unknown, and those of MI355X: compute units, their registers, and the L2 cache.
         replace(
             _hip("gfx1250", 32, 256, 320 * KIB, 131072, 32, 19600, 10000),
             since=(3, 7, 1),

@@ -150,7 +150,9 @@ def prepare(scratch: str, launchers: str = "") -> None:
         import torch
         import triton
 
-        triton.set_allocator(lambda size, align, stream: torch.empty(size, dtype=torch.int8, device="cuda"))
+        triton.set_allocator(
+            lambda size, align, stream: torch.empty(size, dtype=torch.int8, device="cuda")
+        )
     warnings.filterwarnings("error", "tl.where with a non-boolean condition")  # it selects wrongly
     if scratch:
         folder = f"{scratch}/{os.getpid()}"
