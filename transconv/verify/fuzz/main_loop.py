@@ -146,6 +146,13 @@ def prepare(scratch: str, launchers: str = "") -> None:
     one in more time than Triton takes for a small kernel, and kernels of as many arguments have the same
     (12 in 81 kernels)."""
     mine = _worker()
+    if os.environ.get("TRITON_INSTRUMENTATION_MODE"):  # ConSan keeps what it knows in memory of the launch
+        import torch
+        import triton
+
+        triton.set_allocator(
+            lambda size, align, stream: torch.empty(size, dtype=torch.int8, device="cuda")
+        )
     warnings.filterwarnings("error", "tl.where with a non-boolean condition")  # it selects wrongly
     if scratch:
         folder = f"{scratch}/{os.getpid()}"
