@@ -10,10 +10,12 @@ import torch
 
 from transconv.graph.fusion.index_ir import Piece, Reduced
 from transconv.graph.lowerings.table import (
+    TYPES,
     NodeCall,
     NotOurs,
     cast,
     expanded,
+    is_small,
     kind,
     mapped,
     reduced,
@@ -64,14 +66,23 @@ def _mean_of(x: Piece, dims: Sequence[int], dtype: torch.dtype) -> Piece:
 def _extreme(call: NodeCall) -> Piece:
     if kind(call.args[0].dtype) == "bool":
         raise NotOurs("extremes of truths")
-    return _over(call, call.name.split(".")[0][1:], call.args[0])
+    return _extreme_of(call, call.name.split(".")[0][1:])
+
+
+def _extreme_of(call: NodeCall, op: str) -> Piece:
+    """The extreme of a call's first argument; one of 8 bits by way of 32."""
+    x: Piece = call.args[0]
+    if not is_small(x.dtype):
+        return _over(call, op, x, x.dtype)
+    found = _over(call, op, cast(x, torch.int32), torch.int32)
+    return mapped(f"{TYPES[x.dtype].name}({{}})".format, found, dtype=x.dtype, label=op)
 
 
 @row("prod", "prod.dim_int")
 def _prod(call: NodeCall) -> Piece:
-    if kind(call.args[0].dtype) != "float":
-        raise NotOurs("products of whole numbers")
-    return _over(call, "prod", call.args[0])
+    if kind(call.args[0].dtype) == "bool":
+        raise NotOurs("products of truths")
+    return _over(call, "prod", cast(call.args[0], call.dtype))  # whole ones in 64 bits
 
 
 @row("any", "any.dim", "any.dims", "all", "all.dim", "all.dims")
@@ -83,10 +94,11 @@ def _truths(call: NodeCall) -> Piece:
 @row("argmax", "argmin", "max.dim", "min.dim")
 def _place(call: NodeCall) -> Piece | tuple[Piece, ...]:
     x, op = call.args[0], call.name.split(".")[0].removeprefix("arg")
+    x = cast(x, torch.float32) if is_small(x.dtype) else x
     if kind(x.dtype) != "float":
         raise NotOurs("places of extremes of whole numbers")
     place = _over(call, f"arg{op}", x, torch.int64)
-    return place if call.name.startswith("arg") else (_over(call, op, x), place)
+    return place if call.name.startswith("arg") else (_extreme_of(call, op), place)
 
 
 # -- moments ---------------------------------------------------------------------------------------
