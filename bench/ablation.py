@@ -4,15 +4,21 @@ For each layer and direction the schedule that selection chooses is the base. Ea
 on exact data and timed in turn with the base in one process. A pass that leaves the kernel's text as
 it is earns nothing, and is not timed. ``--graphs`` times whole models without each pass instead
 (bench/ablation_graphs.py). Written are ``ablation.csv``, ``ablation_graphs.csv`` and ``ablation.md``.
+
+Rows are written as they are measured, the passes of all layers before the words, and a row that is there
+is not measured again: the same command continues a run that had too little time. The list ``ablation``
+has the layers of docs/ablation.md.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import re
 from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +26,7 @@ from bench import ablation_graphs, environment, layers
 from bench.ablation_table import SAME, document
 from bench.check import verdict
 from bench.graph_models import MODELS
+from bench.network_setting import TIMING, gpu
 from transconv.cli.arguments import ranges
 from transconv.conv import ConvProblem, ConvWorkload, Prop
 from transconv.passes import passes
@@ -146,8 +153,22 @@ def _build(job: TuningJob, schedule: str, passes: str) -> Any:
         knobs.adopt({knobs.passes.name: before})
 
 
+@lru_cache(maxsize=4)  # variants of one base follow each other
+def _base(problem: str, prop: str, schedule: str) -> Any:
+    return _build(_job(problem, prop), schedule, "")
+
+
 def _job(problem: str, prop: str) -> TuningJob:
     return TuningJob(ConvWorkload(ConvProblem.parse(problem), Prop(prop)))
+
+
+def propose(problem: str, prop: str) -> Row:
+    """The schedule that selection chooses, and its variants; none where there is nothing to compute."""
+    job, target = _job(problem, prop), detect()
+    if not job.phases():
+        return {"variants": []}
+    base = choice.default(job.phases()[0], target, job.workload)
+    return {"base": str(base), "variants": variants(job, base, target)}
 
 
 def prepare(problem: str, prop: str, base: str, schedule: str, passes: str, budget_ms: float) -> Row:
@@ -155,9 +176,7 @@ def prepare(problem: str, prop: str, base: str, schedule: str, passes: str, budg
     from transconv.verify.case import warm
     from transconv.verify.machine import device
 
-    job = _job(problem, prop)
-    made = _build(job, schedule, passes)
-    plain = _build(job, base, "")
+    made, plain = _build(_job(problem, prop), schedule, passes), _base(problem, prop, base)
     if [s.digest for s in made.steps] == [s.digest for s in plain.steps]:
         return {"same": True}
     if device() == "cuda":
@@ -167,23 +186,24 @@ def prepare(problem: str, prop: str, base: str, schedule: str, passes: str, budg
 
 
 def measure(problem: str, prop: str, base: str, schedule: str, passes: str, budget_ms: float) -> Row:
-    """Check a variant on exact data, time it in turn with the base."""
+    """Check a variant on exact data, time it in turn with the base. Of several processes that build
+    variants one launches kernels at a time."""
     from transconv.errors import ScheduleError, Unsupported
     from transconv.runtime.timing import Clock
     from transconv.tuning.measure import kept
 
-    case = kept.case(problem, prop, "")
-    job = _job(problem, prop)
     try:
-        plain, made = _build(job, base, ""), _build(job, schedule, passes)
+        plain, made = _base(problem, prop, base), _build(_job(problem, prop), schedule, passes)
     except (ScheduleError, Unsupported) as refusal:
         return {"verdict": "refused", "reason": f"{type(refusal).__name__}: {refusal}"}
-    judged = case.same(made)
-    if not judged.right:
-        return {"verdict": "wrong", "reason": judged.reason}
-    times = Clock(case.where, budget_ms).compare(
-        {"base": case.make(plain), "variant": case.make(made)}, case.footprint
-    )
+    with gpu(TIMING, exclusive=True):
+        case = kept.case(problem, prop, "")
+        judged = case.same(made)
+        if not judged.right:
+            return {"verdict": "wrong", "reason": judged.reason}
+        times = Clock(case.where, budget_ms).compare(
+            {"base": case.make(plain), "variant": case.make(made)}, case.footprint
+        )
     us, base_us = times["variant"].us, times["base"].us
     return {
         "verdict": "right",
@@ -197,30 +217,21 @@ def measure(problem: str, prop: str, base: str, schedule: str, passes: str, budg
 # -- in the parent ---------------------------------------------------------------------------------
 
 
-def rows_of(options: Namespace, target: Target) -> Iterator[tuple[Row, Variant]]:
-    """Every variant of every layer and direction."""
+def jobs_of(options: Namespace) -> Iterator[Row]:
+    """What the rows of a layer and direction begin with."""
     found = [x for source in options.lists for x in layers.read(source)]
     for layer in layers.select(found, options.match, options.kinds):
         p = replace(layer.reduced(options.mb).problem(options.dtype, options.layout), name="")
         for direction in options.props.split(","):
-            prop = layer.prop(direction)
-            job = TuningJob(ConvWorkload(p, prop))
-            if not job.phases():
-                continue
-            base = choice.default(job.phases()[0], target, job.workload)
-            about = {
+            yield {
                 "layer": layer.name,
                 "kind": layer.kind,
                 "problem": str(p),
-                "base": str(base),
                 "direction": direction,
-                "prop": prop.value,
+                "prop": layer.prop(direction).value,
                 "dtype": options.dtype,
                 "layout": options.layout,
             }
-            for v in variants(job, base, target):
-                changed = "" if v.what == "pass" or v.refused else str(v.schedule)
-                yield about | {"what": v.what, "variant": v.name, "config": changed}, v
 
 
 def arguments(made: argparse.ArgumentParser) -> None:
@@ -231,7 +242,13 @@ def arguments(made: argparse.ArgumentParser) -> None:
     made.add_argument("--dtype", default="bf16")
     made.add_argument("--layout", default="nhwc")
     made.add_argument("--mb", type=ranges.at_least(0), default=0, help="reduce larger batches to this")
-    made.add_argument("--workers", type=ranges.processes, default=max(1, (os.cpu_count() or 2) - 2))
+    made.add_argument("--variants", default="", help="only variants whose name matches (regex)")
+    made.add_argument(
+        "--workers", type=ranges.processes, default=max(1, (os.cpu_count() or 2) - 2), help="that compile"
+    )
+    made.add_argument(
+        "--builders", type=ranges.processes, default=3, help="that build what is timed, one at a time"
+    )
     made.add_argument("--limit", type=ranges.limit, default=60, help="seconds for one variant")
     made.add_argument("--time-budget", type=ranges.seconds, default=540)
     made.add_argument("--budget-ms", type=ranges.milliseconds, default=60, help="timing of one pair")
@@ -269,42 +286,66 @@ def main(options: Namespace) -> int:
     return 1 if any(r["verdict"] == "wrong" for r in table.rows) else 0
 
 
+def lacking(table: CsvTable, job: Row, found: Row, options: Namespace) -> Iterator[tuple[Variant, Row]]:
+    """The variants of a layer and direction that the table lacks, with what their rows begin with. Those
+    that are refused get their rows here."""
+    for variant in found.get("variants", ()):
+        changed = "" if variant.what == "pass" or variant.refused else str(variant.schedule)
+        about = job | {"base": found["base"], "config": changed}
+        about |= {"what": variant.what, "variant": variant.name}
+        if not re.search(options.variants, variant.name) or table.has(about):
+            continue
+        if variant.refused:
+            table.add(about | {"verdict": "refused", "reason": variant.refused})
+        else:
+            yield variant, about
+
+
+def _payload(about: Row, variant: Variant, options: Namespace) -> Row:
+    return {k: about[k] for k in ("problem", "prop", "base")} | {
+        "schedule": str(variant.schedule),
+        "passes": variant.passes,
+        "budget_ms": options.budget_ms,
+    }
+
+
 def run(table: CsvTable, options: Namespace, versions: Row) -> None:
     """Measure the rows that the table lacks."""
     variables = environment.worker_environment(options.cache)
+    jobs = list(jobs_of(options))
     pool = Pool(
         {
+            "propose": WorkerTask("bench.ablation:propose", options.workers, variables),
             "compile": WorkerTask("bench.ablation:prepare", options.workers, variables),
-            "gpu": WorkerTask("bench.ablation:measure", 1, variables),
+            "gpu": WorkerTask("bench.ablation:measure", options.builders, variables),
         }
     )
-    rows: dict[int, Row] = {}
-    kept: list[Task] = []
-    tasks: list[Task] = []
-    for row, variant in rows_of(options, detect()):
-        row = row | versions
-        if table.has(row):
-            continue
-        if variant.refused:
-            table.add(row | {"verdict": "refused", "reason": variant.refused})
-            continue
-        payload = {
-            "problem": row["problem"],
-            "prop": row["prop"],
-            "base": row["base"],
-            "schedule": str(variant.schedule),
-            "passes": variant.passes,
-            "budget_ms": options.budget_ms,
-        }
-        # What follows is queued here: a variant with the base's text is not measured.
-        task = Task("compile", payload, options.limit)
-        tasks.append(task)
-        rows[id(task)] = row
-    progress = Progress(len(tasks), "variant")
+    tasks = [Task("propose", {k: job[k] for k in ("problem", "prop")}, options.limit * 2) for job in jobs]
+    rows: dict[int, Row] = {id(t): job for t, job in zip(tasks, jobs, strict=True)}
+    kept: list[Task] = [*tasks]
+    words: list[Task] = []  # when all passes are queued
+    progress = Progress(0, "variant")
     for task, found in pool.run(tasks, options.time_budget):
         row = rows[id(task)]
         if found.get("error") == "out of budget":
             continue
+        if task.group == "propose":
+            if "error" in found:
+                progress.say(f"{row['layer']} {row['direction']}: {found['error']}")
+            for variant, about in lacking(table, row | versions, found, options):
+                made = Task("compile", _payload(about, variant, options), options.limit)
+                rows[id(made)] = about
+                progress.total += 1
+                kept.append(made)
+                if variant.what == "pass":
+                    pool.add(made)
+                else:
+                    words.append(made)
+            tasks.remove(task)
+            while words and not tasks:
+                pool.add(words.pop(0))
+            continue
+        # A variant with the base's text is not measured.
         if (
             task.group == "compile"
             and not found.get("same")

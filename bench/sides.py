@@ -15,8 +15,8 @@ from bench import reference
 from transconv.conv import ConvProblem, Prop
 from transconv.ir import Layout
 from transconv.runtime.timing import Call, Make
-from transconv.verify.case import ProblemCase
-from transconv.verify.data import epilogue_tensors, random_tensor
+from transconv.verify.case import ProblemCase, epilogue_tensors
+from transconv.verify.data import random_tensor
 
 
 def baseline_calls(case: ProblemCase, names: list[str]) -> dict[str, Make]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from transconv.backend_triton import TritonKernel
-from transconv.runtime.launch_codegen import StartWriter, StepStart
+from transconv.runtime.plans import StartWriter, StepStart
 
 
 def start_of(

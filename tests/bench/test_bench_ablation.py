@@ -99,8 +99,6 @@ def test_the_document_tells_what_is_nothing() -> None:
 def test_the_command_in_the_interpreter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRANSCONV_VERIFY", "0")
     wanted = {"-lets", "-cse", "group_m=1"}
-    real = ablation.variants
-    monkeypatch.setattr(ablation, "variants", lambda *given: [v for v in real(*given) if v.name in wanted])
     (tmp_path / "list").write_text("mb1ic16ih4oc16oh4kh3ph1\n")
     words = [
         "ablation",
@@ -109,8 +107,12 @@ def test_the_command_in_the_interpreter(tmp_path: Path, monkeypatch: pytest.Monk
         "f16",
         "--props",
         "fwd",
+        "--variants",
+        "^(-lets|-cse|group_m=1)$",
         "--workers",
         "1",
+        "--builders",
+        "2",
         "--budget-ms",
         "1",
         "--out",

@@ -16,7 +16,7 @@ from transconv.functional.calls.call_forms import SymbolicTrace
 from transconv.functional.calls.route import entry, gradients, launching
 from transconv.graph.regions import region_calls
 from transconv.runtime import torch_internals
-from transconv.runtime.launch_codegen import StartWriter, StepStart
+from transconv.runtime.plans import StartWriter, StepStart
 from transconv.torch_ops.quantized import quantized_functional
 
 COUNTS = (0, 1, 3)

@@ -142,12 +142,13 @@ SUM = "compute s\n axes m={n} | k=64\n read x = X[m, k]\n store Y[m] = sum(x; k)
 
 
 def test_sums_without_a_matrix_unit_have_one_example() -> None:
-    """The tile decides how lanes are added. Depthwise products do not use the unit."""
+    """The tile decides how lanes are added. Depthwise products, and windows of one or two features, do not
+    use the unit."""
     assert len(in_bands(of_any_batch(parse(SUM.format(n=5))))) == 1
-    depthwise = ConvProblem.parse("g64mb8ic64ih28oc64oh28kh3ph1 dt=bf16 tag=nhwc")
-    for prop in (Prop.FWD, Prop.BWD_D):
-        form = ConvWorkload(depthwise, prop).of_any_batch()[0]
-        assert len(in_bands(form.computations[0])) == 1
+    for text in ("g64mb8ic64ih28oc64oh28kh3ph1 dt=bf16 tag=nhwc", "mb8ic1ih28oc2oh28kh3ph1 dt=f16"):
+        for prop in (Prop.FWD, Prop.BWD_D):
+            form = ConvWorkload(ConvProblem.parse(text), prop).of_any_batch()[0]
+            assert len(in_bands(form.computations[0])) == 1
 
 
 BEHIND = """compute behind

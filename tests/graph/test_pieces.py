@@ -67,6 +67,11 @@ def meaning() -> Iterator[None]:
         yield
 
 
+def apart() -> Any:
+    """Inside, sums leave with no product: what stands in for launches has no tiles that leave parts."""
+    return patch.object(region_kernels, "_reading", lambda *_: 0.0)
+
+
 def pieces(
     f: nn.Module, x: Tensor, bound: int, over: str = "", host: int = 0
 ) -> tuple[Tensor, BoundReport]:
@@ -274,7 +279,7 @@ STEPS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str, float]] = 
 def test_a_training_step_in_pieces_is_that_of_the_whole(name: str) -> None:
     make, shape, over, share = STEPS[name]
     torch.manual_seed(0)
-    with meaning(), patch.object(Demand, "aside", lambda *_: 0):
+    with apart(), meaning(), patch.object(Demand, "aside", lambda *_: 0):
         trains(make(), torch.randn(shape), share, over)
 
 
@@ -283,7 +288,7 @@ def test_another_axis_where_the_outermost_does_not_do() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(CONV(2, 8, 3, padding=1), nn.SiLU(), CONV(8, 8, 3), nn.SiLU(), CONV(8, 2, 3))
     x = torch.randn(2, 2, 32, 8)
-    with meaning(), patch.object(Demand, "aside", lambda *_: 0):
+    with apart(), meaning(), patch.object(Demand, "aside", lambda *_: 0):
         report = compared(model, x, 0.5)
         both = compared(model, x, 0.5, "n")
         with pytest.raises(Unsupported, match="are needed along n and h, of which"):
@@ -331,7 +336,7 @@ GRIDS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str, float, str
 def test_pieces_of_two_axes_are_the_whole(name: str) -> None:
     make, shape, over, share, both = GRIDS[name]
     torch.manual_seed(0)
-    with meaning(), patch.object(Demand, "aside", lambda *_: 0):
+    with apart(), meaning(), patch.object(Demand, "aside", lambda *_: 0):
         report = compared(make(), torch.randn(shape), share, over)
     assert [plan.over for plan in report.plans if len(plan.over) > 1] == [both]
     assert max(p.columns for plan in report.plans for p in plan.passes) > 1
@@ -355,7 +360,7 @@ class Guided(nn.Module):
 def test_gradients_by_pieces_of_two_axes_are_those_of_the_whole() -> None:
     torch.manual_seed(0)
     x = torch.randn(1, 2, 13, 17)
-    with meaning(), patch.object(Demand, "aside", lambda *_: 0):
+    with apart(), meaning(), patch.object(Demand, "aside", lambda *_: 0):
         report = trains(Guided(), x, 0.18)
     assert [len(plan.over) for plan in report.plans] == [1, 2]
 
@@ -377,7 +382,7 @@ def test_what_is_drawn_in_a_step_is_that_of_the_whole(name: str) -> None:
     model, x, own = make(), torch.randn(shape), list[list[Tensor]]()
     bound = 1 << 60
     for _ in range(2):
-        with meaning(), patch.object(Demand, "aside", lambda *_: 0):
+        with apart(), meaning(), patch.object(Demand, "aside", lambda *_: 0):
             torch.manual_seed(2)
             made, report = trained(model, x, bound)
         own.append(made)
@@ -566,9 +571,7 @@ def test_tensors_that_wait_in_host_memory(
         link.log.append("run")
         start(self, one)
 
-    # sums leave with no product: what stands in for launches has no tiles that leave parts of them
-    apart = patch.object(region_kernels, "_reading", lambda *_: 0.0)
-    with apart, meaning(), counted(False), patch.object(PieceRun, "start", started):
+    with apart(), meaning(), counted(False), patch.object(PieceRun, "start", started):
         whole, _ = pieces(model, x, 1 << 60)
         bounds = []
         for host in (0, 1 << 40):
@@ -596,7 +599,7 @@ def test_tensors_that_wait_in_host_memory(
 def test_a_training_step_whose_tensors_wait_is_that_of_the_whole() -> None:
     torch.manual_seed(0)
     model, x = Gated(CONV, 8, 1, 1), torch.randn(1, 2, 27, 9)
-    with meaning(), patch.object(Demand, "aside", lambda *_: 0):
+    with apart(), meaning(), patch.object(Demand, "aside", lambda *_: 0):
         whole, one = trained(model, x, 1 << 60)
         last = one.plans[-1]
         bound = int(last.beside + (last.peak - last.beside) * 0.6)

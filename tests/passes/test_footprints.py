@@ -193,6 +193,16 @@ def test_a_stray_of_large_sizes_is_found_by_the_proof_alone() -> None:
     assert "is not bounded by the sizes" in unproved([stray])[0]
 
 
+def test_a_size_that_can_only_be_one_number() -> None:
+    """Of 1 to 8 and a multiple of 8: the kernel has it as 8, the tensors by its name."""
+    made = parse(
+        "compute grid\nsizes M=24 in 8..1000000, N=12 in 4..12, C=8 in 1..8, M % 8 == 0, C % 8 == 0\n"
+        "tensor X f32 [M, N*2, C]\ntensor Y f32 [N*2, M, C + 2]\naxes m=M n=N c=C\n"
+        "read x = X[m, n*2, c]\nstore Y[n*2, m, c + 1] = x*2"
+    )
+    assert unproved(kernels_of(made, f"m.n.c:128 | {GATHERED}")) == []
+
+
 CLIPPED = "mb8?ic8ih56?oc8oh56kh3ph1"
 GRADIENTS = (
     "kw.ic:32 oc:16 oh:4 ow:16 | mma | a=gather b=gather | split_k=41 stages=4 warps=4",

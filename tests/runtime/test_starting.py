@@ -14,7 +14,7 @@ from transconv.backend_triton import KernelStart
 from transconv.runtime import first_run_check
 from transconv.runtime import launch as runtime_launch
 from transconv.runtime.launch import Launch
-from transconv.runtime.launch_codegen import StartWriter, StepStart
+from transconv.runtime.plans import StartWriter, StepStart
 
 
 class Memory:

@@ -100,6 +100,15 @@ def test_factors_of_all_plans_are_rounded_to_tf32_or_cut() -> None:
     assert rounded != cut  # the certificate, too, has no such plans
 
 
+def test_a_grouping_has_several_schedules() -> None:
+    """Where the kernel of the first one spills, or is not right, another one is taken."""
+    problem = ConvProblem.parse("mb8ic168ih40iw23oc2oh41ow25kh2kw1ph1pw1 dt=f16")
+    form = ConvWorkload(problem, Prop.BWD_W).with_batch(128).of_any_batch()[0]
+    (compute,) = form.computations
+    listed = [k.schedule for k in with_same_bits(8, compute, SM90, form)]
+    assert len({grouping(s, compute) for s in listed}) == 1 and len({*listed}) == len(listed) > 1
+
+
 @pytest.mark.parametrize(
     ("other", "same"),
     [

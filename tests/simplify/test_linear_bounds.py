@@ -21,7 +21,7 @@ from transconv.simplify import (
     range_of,
     simplify,
 )
-from transconv.simplify.points import range_at_points
+from transconv.simplify.presburger import range_at_points
 
 pid, step, x, y = map(Var, ("pid", "step", "x", "y"))
 m, k = Lane("m", 8, 1), Lane("k", 4, 2)

@@ -12,7 +12,7 @@ import torch
 
 from transconv.conv.conv_problem import ConvProblem, Prop
 from transconv.ir import DTYPES, Layout, Tensor
-from transconv.verify import data
+from transconv.verify import case, data
 from transconv.verify.data import Guarded, allocate, exact_values, fill, torch_dtype
 
 
@@ -132,12 +132,12 @@ def test_an_empty_tensor_has_a_place_all_the_same(tag: str) -> None:
 @pytest.mark.parametrize("dtype", ["i8", "u8", "i32", "f16", "f32"])
 def test_exact_values_behind_a_sum_are_small_and_of_their_type(dtype: str, halves: bool) -> None:
     tensor = Tensor("bia", ("n",), (4096,), Layout.dense(DTYPES[dtype], (4096,)))
-    found = data.epilogue_values(tensor, "exact", "cpu", 3, halves)
+    found = case.epilogue_values(tensor, "exact", "cpu", 3, halves)
     least, whole = (0 if dtype == "u8" else -8), DTYPES[dtype].kind == "int"
     step = 0.5 if halves and not whole else 1.0
     assert set(found.tolist()) == {n * step for n in range(least, 9)}
     assert torch.equal(found.to(torch_dtype(DTYPES[dtype])).double(), found.double())
-    assert torch.equal(found, data.epilogue_values(tensor, "exact", "cpu", 3, halves))
+    assert torch.equal(found, case.epilogue_values(tensor, "exact", "cpu", 3, halves))
 
 
 @pytest.mark.parametrize("sealed", [False, True])

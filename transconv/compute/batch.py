@@ -88,9 +88,20 @@ def adds_alike(compute: Compute) -> bool:
         and not compute.added
         and compute.acc is not ir.f64
         and (compute.math == "tf32" or all(f.var.type.bits == 16 for f in compute.factors))
-        and (not compute.axes_of("B") or all(prod(x.size for x in compute.axes_of(k)) > 2 for k in "MNK"))
+        and _is_of_matrices(compute)
         and _rounds_alike(compute)
     )
+
+
+def _is_of_matrices(compute: Compute) -> bool:
+    """Whether a matrix unit computes a product: depthwise ones, matrices times vectors and windows of one
+    or two features it does not, as a schedule's tiles have them."""
+    kinds = {k: compute.axes_of(k) for k in "BMNK"}
+    if kinds["B"]:
+        return all(prod(x.size for x in kinds[k]) > 2 for k in "MNK")
+    narrow = all(prod(x.size for x in kinds[k] if x.role == "feature") <= 2 for k in "NK")
+    slides = any(x.size > 1 for x in [x for x in kinds["K"] if x.role == "window"][-2:-1])
+    return all(kinds[k] for k in "MNK") and not (narrow and slides)
 
 
 def _rounds_alike(compute: Compute) -> bool:

@@ -175,8 +175,15 @@ class Footprint:
         if range_of(self.offset, facts).low >= 0 and range_of(t.room - 1 - self.offset, facts).low >= 0:
             return "ranges"
         facts = facts.knowing(_of_dividends(facts.true))  # of the ends of loops, too
-        offset, room = facts.poly(self.offset), facts.poly(t.room)
-        extents = [facts.poly(t.extents[b.dim]) for b in t.layout.blocks]
+        one: dict[ir.Node, ir.Expr] = {  # M in 1..8 with M % 8 == 0, which the offset already has as 8
+            v: ir.Const(r.lo)
+            for v in ir.free_vars(t.room)
+            if (r := range_of(v, facts)).lo == r.hi and r.lo is not None
+        }
+        offset, room, *extents = (
+            facts.poly(ir.substitute(e, one))
+            for e in (self.offset, t.room, *(t.extents[b.dim] for b in t.layout.blocks))
+        )
         if not t.pitches and is_inside(offset, extents, facts):
             return "digits"
         return "linear" if is_inside(offset, [room], facts) else ""

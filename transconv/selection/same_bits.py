@@ -63,7 +63,7 @@ def with_same_bits(count: int, compute: Compute, target: Target, workload: Workl
     bands, words = _bands(compute, workload), registered_words()
     if len(bands) > 1:
         own, group = _Band(compute, workload, _lead(compute, workload)), _common(bands, target, words)
-        choices = _within(group, own, bands, target, words)[:count]
+        choices = _spared(_within(group, own, bands, target, words), group, own, target)[:count]
         return [Listed(c.schedule, c.why, c.row is not None, c.is_close) for c in choices]
     found: dict[Schedule, Listed] = {}
     for listed in shortlist(count, compute, target, workload):
@@ -189,6 +189,24 @@ def _within(
                 us = estimate(choice.schedule, band.compute, target)
                 found[choice.schedule] = Choice(choice.schedule, us)
     return sorted(found.values(), key=lambda c: c.us)
+
+
+def _spared(found: list[Choice], group: Hashable, band: _Band, target: Target) -> list[Choice]:
+    """The choices, and the first ones with other warps and fewer buffers, the best first, which add up
+    alike: where a kernel spills or is not right, another one is taken."""
+    more: dict[Schedule, Choice] = {}
+    for schedule in (c.schedule for c in found[:TAKEN]):
+        warps, stages = schedule.warps, schedule.stages
+        for words in ({"warps": 2 * warps}, {"warps": warps // 2}, {"stages": stages - 1}, {"stages": 1}):
+            made = replace(schedule, **words)
+            if (
+                min(made.warps, made.stages) > 0
+                and grouping(made, band.lead) == group
+                and all(made != c.schedule for c in found)
+                and why_not(made, band.compute, target) is None
+            ):
+                more[made] = Choice(made, estimate(made, band.compute, target))
+    return [*found, *sorted(more.values(), key=lambda c: c.us)]
 
 
 @lru_cache(maxsize=256)

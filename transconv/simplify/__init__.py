@@ -7,8 +7,7 @@ Knows: the IR.
 from transconv.simplify.facts import Facts, facts_of
 from transconv.simplify.fixpoint import one_value, prove, reason, simplify, witnessed
 from transconv.simplify.linear_bounds import greatest, is_inside, linear_range
-from transconv.simplify.points import range_at_points
-from transconv.simplify.presburger import Verdict, decide, truths_at_points
+from transconv.simplify.presburger import Verdict, decide, range_at_points, truths_at_points
 from transconv.simplify.ranges import Range, multiple_of, range_of
 from transconv.simplify.translation import from_sympy, to_sympy
 

@@ -166,7 +166,7 @@ class ProblemCase(Case):
     def drawn(self) -> dict[str, torch.Tensor]:
         p = self.problem
         tensors = {n: data.random_tensor(p.shapes[n], s.layout, self.where) for n, s in p.specs.items()}
-        return tensors | data.epilogue_tensors(p, self.prop, self.epilogue, "float", self.where)
+        return tensors | epilogue_tensors(p, self.prop, self.epilogue, "float", self.where)
 
     def plan_of(self, schedules: Sequence[str]) -> CompiledDirection:
         """The plan whose kernels have these schedules, in the order that the compiler asks for them
@@ -256,7 +256,7 @@ class ProblemCase(Case):
         """New operands (``exact`` or ``float``), and a poisoned result."""
         if not self.tensors:
             self.tensors = data.allocate(self.problem, self.where, self.shift, self.guard)
-            read = data.epilogue_operands(self.problem, self.prop, self.after)
+            read = epilogue_operands(self.problem, self.prop, self.after)
             self.beside = {
                 name: data.Guarded.make(t.layout, t.shape, self.where, self.shift, self.guard)
                 for name, t in read.items()
@@ -266,7 +266,7 @@ class ProblemCase(Case):
         self.filled = mode, seed
         halves = self._result.kind == "int"
         for place, (name, tensor) in enumerate(self.beside.items(), start=1 << 20):
-            tensor.put(data.epilogue_values(self.read[name], mode, self.where, seed + place, halves))
+            tensor.put(epilogue_values(self.read[name], mode, self.where, seed + place, halves))
             tensor.seal()
         self.extra = {name: t.view for name, t in self.beside.items()}
         if known := self.after.zeros.known:  # what the drawn weights and zero point add
@@ -422,3 +422,39 @@ def warm(compiled: Plan) -> float:
 
 
 assert data.GUARD * 2 % 256 == 0  # results stay as aligned as torch's allocator makes them
+
+
+# -- what an epilogue reads beside the operands --------------------------------------------------------
+
+
+def epilogue_operands(p: ConvProblem, prop: Prop, epilogue: Epilogue) -> dict[str, Tensor]:
+    """The tensors that an epilogue reads, by name."""
+    workload = ConvWorkload(p, prop, epilogue)
+    return {t.name: t for t in workload.tensors[len(p.specs) :]}
+
+
+def epilogue_values(
+    tensor: Tensor, mode: str, where: str, seed: int = 0, halves: bool = False
+) -> torch.Tensor:
+    """For a bias, a residual and others: integers up to 8 in size, or normally distributed. ``halves``:
+    floats are halves of these integers, which a result of integers rounds."""
+    generator = torch.Generator(where).manual_seed(seed)
+    whole = tensor.dtype.kind == "int"
+    if mode == "exact" or whole:
+        least = max(-8, tensor.dtype.limits[0]) if whole else -8
+        drawn = torch.randint(least, 9, tensor.shape, device=where, generator=generator)
+        return drawn / 2 if halves and not whole else drawn
+    return torch.randn(tensor.shape, device=where, generator=generator)
+
+
+def epilogue_tensors(
+    p: ConvProblem, prop: Prop, epilogue: str, mode: str, where: str
+) -> dict[str, torch.Tensor]:
+    """What an epilogue reads, without guards: for timing."""
+    made = {}
+    for name, tensor in epilogue_operands(p, prop, Epilogue.parse(epilogue)).items():
+        like = torch.empty_strided(
+            tensor.shape, tensor.layout.strides() or (), dtype=data.torch_dtype(tensor.dtype), device=where
+        )
+        made[name] = like.copy_(epilogue_values(tensor, mode, where))
+    return made

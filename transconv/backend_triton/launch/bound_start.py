@@ -2,7 +2,7 @@
 addresses, and the descriptors of boxes, which are encoded once for an address and kept.
 
     KernelStart    a kernel that takes addresses, numbers, descriptors and sizes; a plan's start is written
-                   around several (runtime/launch_codegen.py)
+                   around several (runtime/plans.py)
 
 **Overlapping launches** (feature ``early``): CUDA's programmatic dependent launch. A kernel may be made
 ready, its programs placed and its barriers laid out, while the one before it in the stream ends. Every

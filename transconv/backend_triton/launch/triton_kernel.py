@@ -1,6 +1,6 @@
 """A kernel of Triton: a text, and what is compiled of it and loaded on devices, for sizes if these are
 arguments. It knows nothing of plans, whose starts are written around what is loaded
-(runtime/launch_codegen.py), nor of the checks of first results (runtime/launch.py).
+(runtime/plans.py), nor of the checks of first results (runtime/launch.py).
 
 Before the first run on a device Triton's dispatcher compiles; the compiled kernel is kept and started
 directly. Triton specialises on addresses that are multiples of 16, so a kept kernel is only used for

@@ -23,9 +23,10 @@ from transconv.graph.pieces.piece_execution import HostLink, PartMemory, PieceRu
 from transconv.graph.pieces.piece_passes import NO_RESULTS, PiecePass, PiecePlan, memories, undivided
 from transconv.graph.pieces.piece_plan import AGAIN, planned
 from transconv.graph.pieces.step_graph import Operand, Step, StepMemory, crossed, steps_of
-from transconv.graph.regions.aliases import base_of, is_view
 from transconv.graph.regions.torch_region import (
     address,
+    base_of,
+    is_view,
     left_bytes,
     library_bytes,
     storage_bytes,

@@ -67,7 +67,7 @@ BLOCKS = 512  # blocks at most whose sums a reduction in pieces has
 SHARE = 8  # times at least that what is read is larger than these
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, repr=False, slots=True)
 class StepMemory:
     """A tensor in memory. ``digit``: how many elements the digit spans along which pieces are cut, 0 if it
     has none; ``unit``: elements of the largest step along it that a kernel sees; ``given``: it is there
@@ -179,7 +179,7 @@ Lies = tuple[tuple[int, ...], tuple[int, ...], int | None]
 """The shape and strides of a tensor of a step, and its slot."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Step:
     """A launch, or the launches of stride phases. ``operands``: by the names of the tensors of its texts;
     ``left``: its statistics, by the workspaces that later steps read; ``along``: those of one position

@@ -20,7 +20,7 @@ import torch
 from torch import fx
 
 from transconv.calls.settings import settings
-from transconv.graph.regions.aliases import is_view
+from transconv.graph.regions.torch_region import is_view
 from transconv.graph.symbols import Symbols
 from transconv.ir import Expr, Var, free_vars, readable
 from transconv.runtime import torch_internals

@@ -22,8 +22,8 @@ from torch import fx
 from transconv.graph.fusion.index_ir import TYPES, ConstantValue, Counted, MovedView, Piece, RegionInput
 from transconv.graph.lowerings.table import ROWS, NodeCall, NotOurs, ResultSpec, is_bug, why_no_row
 from transconv.graph.lowerings.view_indexing import told_by_place
-from transconv.graph.regions.aliases import is_view
 from transconv.graph.regions.region_kernel import Region
+from transconv.graph.regions.torch_region import is_view
 from transconv.graph.sizes import Fraction, Length, same
 from transconv.graph.symbols import Symbols
 

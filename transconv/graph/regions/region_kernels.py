@@ -46,7 +46,6 @@ from transconv.graph.fusion.index_ir import (
 )
 from transconv.graph.fusion.plan import planned
 from transconv.graph.fusion.planner import MaterializeReason, step
-from transconv.graph.regions.aliases import base_of
 from transconv.graph.regions.aot_graphs import FREE, MOVED
 from transconv.graph.regions.region_kernel import (
     Handed,
@@ -56,6 +55,7 @@ from transconv.graph.regions.region_kernel import (
     SizedTensor,
     refusal,
 )
+from transconv.graph.regions.torch_region import base_of
 from transconv.graph.sizes import Known, Length, like, same
 from transconv.graph.symbols import Symbols
 from transconv.ir import TRUE, Layout

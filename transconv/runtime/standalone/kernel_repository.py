@@ -109,25 +109,9 @@ def _plain_operation(text: PlannedText) -> ExportedModule:
         results=text.results,
         lines=str(text.compute).splitlines(),
     )
-    return ExportedModule(text.name, (text,), source, _plain_benchmark(text))
-
-
-def _plain_benchmark(text: PlannedText) -> str:
-    """A benchmark of a text at the examples of its sizes."""
-    lines = [f"class {text.name.title().replace('_', '')}Benchmark(Benchmark):", "    seed = 0", ""]
-    lines += ["    def setup(self):"]
-    for t in text.read:
-        made = f"torch.randn({t.shape}, device=self.device).to(torch.{t.dtype.torch})"
-        if t.dtype.kind != "float":
-            made = f"torch.zeros({t.shape}, dtype=torch.{t.dtype.torch}, device=self.device)"
-        lines.append(f"        self.{t.name} = {made}")
-    given = ", ".join(f"self.{t.name}" for t in text.read)
-    lines += [
-        "",
-        "    def benchmark_example(self):",
-        f"        self.out = self.kernel.{text.name}({given})",
-    ]
-    return "\n".join([*lines, ""])
+    title = text.name.title().replace("_", "")
+    benchmark = _rendered("text_benchmark.py", title=title, name=text.name, read=text.read)
+    return ExportedModule(text.name, (text,), source, benchmark)
 
 
 def repository_files(
@@ -138,9 +122,8 @@ def repository_files(
     timeout_s: float = 120.0,
     workers: int = 1,
 ) -> dict[str, bytes]:
-    """The files of the folder by path. Raises ProblemError for a name that the loader refuses or a
-    word that names
-    nothing, Unsupported for a computation without kernels and for one that does not compile for a chip."""
+    """The files of the folder by path. Raises ProblemError for a name that the loader refuses or a word
+    that names nothing, Unsupported for a computation without kernels, or that fails for a chip."""
     if not NAME.fullmatch(name):
         raise ProblemError(
             f"'{name}' is no name of a kernel; expected lower-case letters, digits and dashes, beginning "
@@ -184,7 +167,11 @@ def _package_files(operations: Sequence[ExportedModule], texts: Sequence[Planned
             functions=[list(launcher_lines(t)) for t in texts],
             texts=[{**text_record(t), "follows_call": t.follows_call} for t in texts],
         ),
-        "_operators.py": _rendered("_operators.py", releases=_releases()),
+        # The first release of Triton to compile for a compute capability, of those that ask for one.
+        "_operators.py": _rendered(
+            "_operators.py",
+            releases={divmod(int(t.arch), 10): t.since for t in TARGETS.values() if t.since},
+        ),
         "layers.py": _rendered("layers.py", layers=[(o.module, o.layers) for o in operations if o.layers]),
         "__init__.py": _rendered(
             "__init__.py",
@@ -193,11 +180,6 @@ def _package_files(operations: Sequence[ExportedModule], texts: Sequence[Planned
         ),
         **{f"{o.module}.py": o.source for o in operations},
     }
-
-
-def _releases() -> dict[tuple[int, int], tuple[int, ...]]:
-    """The first release of Triton to compile for a compute capability, of those that ask for one."""
-    return {divmod(int(t.arch), 10): t.since for t in TARGETS.values() if t.since}
 
 
 def _backends(targets: Sequence[Target]) -> dict[str, list[str]]:
@@ -214,11 +196,9 @@ def _backends(targets: Sequence[Target]) -> dict[str, list[str]]:
 
 def _variant_files(name: str, backend: str, chips: list[str], package: dict[str, str]) -> dict[str, bytes]:
     """A build variant: the package, its name space, the same for older loaders, and its metadata."""
-    digest = hashlib.sha256("".join(f"{k}{v}" for k, v in sorted(package.items())).encode()).hexdigest()[
-        :8
-    ]
     inner = name.replace("-", "_")
-    identifier = f"_{inner}_{backend}_{digest}"
+    content = "".join(f"{k}{v}" for k, v in sorted(package.items())).encode()
+    identifier = f"_{inner}_{backend}_{hashlib.sha256(content).hexdigest()[:8]}"
     files = {
         **package,
         "_ops.py": _rendered("_ops.py", identifier=identifier),
@@ -247,9 +227,8 @@ def _compiled_operations(
     words: Sequence[str], planning: Planning, timeout_s: float, workers: int
 ) -> tuple[list[ExportedModule], str]:
     """The operations, and a row of resources for each kernel and chip. Kernels that keep too much of a
-    thread in
-    memory get the next schedule. Raises Unsupported for one that does not compile for a chip, or whose
-    machine code has a known mistake."""
+    thread in memory get the next schedule. Raises Unsupported for one that does not compile for a chip, or
+    whose machine code has a known mistake."""
     known: dict[CompileJob, Resources] = {}
     for last in (*[False] * ROUNDS, True):
         operations = [o for word in words for o in read_operation(word, planning)]

@@ -39,8 +39,7 @@ from transconv.schedule import Block, Schedule, Scheduled, k_steps, programs
 from transconv.selection.proposals import heuristics
 from transconv.support import ProblemError, TransconvError, knobs
 from transconv.target import Target
-from transconv.verify.case import ProblemCase
-from transconv.verify.data import epilogue_operands
+from transconv.verify.case import ProblemCase, epilogue_operands
 from transconv.verify.fuzz import conv_problems, legal_schedules
 from transconv.verify.fuzz.trial import (
     MOST_STEPS,
