@@ -157,6 +157,9 @@ def test_no_more_than_six_kernels(prop: Prop, monkeypatch: pytest.MonkeyPatch) -
     made = LayerRegistry(strided, prop, SM90, Epilogue(), True, False)
     assert len(made.questions) * phases <= directions.MOST_KERNELS
     assert len(made.questions) == 3
+    assert made.most == directions.MOST_KERNELS + directions.COPIES, "copies leave room for plans"
+    last = LayerRegistry(strided.with_layout("nwc"), prop, SM90, Epilogue(), True, False)
+    assert last.most == directions.MOST_KERNELS
 
 
 @pytest.mark.parametrize("mode", ["background", "never"])
@@ -271,6 +274,16 @@ def test_schedules_come_from_tuned_rows_where_they_are_legal(monkeypatch: pytest
     assert "mb:2" not in str(small.schedule) and small.why.startswith("the heuristics"), "for one image"
     (first, _) = chosen("no schedule")
     assert first.why.startswith("the heuristics")
+
+
+@pytest.mark.slow
+def test_copies_leave_room_for_small_images() -> None:
+    """In torch's order the plan for middle sizes has two copies. Small sizes have a plan of their own."""
+    p = ConvProblem.parse("mb1ic512ih10iw15oc2048oh10ow15kh1kw1 dt=f32 tag=nchw")
+    made = LayerRegistry(p, Prop.BWD_W, SM90, Epilogue(), True, False)
+    made.choose((1, 10, 15), "now")
+    us = sorted(us for us, _ in made.estimates((1, 10, 15)))
+    assert len(made.there) >= 4 and us[0] < us[-1] / 2
 
 
 def test_other_proportions_have_plans_where_tiles_have_rows(monkeypatch: pytest.MonkeyPatch) -> None:

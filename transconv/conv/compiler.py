@@ -4,7 +4,8 @@ A plan of a convolution launches on src, wei and dst, with cleared blocked paddi
 The registry of a layer (runtime/registry.py) has plans for any size. The examples that its schedules are
 chosen for:
 
-    middle, small, large (3D: large, small)       at most 6 kernels
+    middle, small, large (3D: large, small)       at most 6 kernels, and copies in torch's order
+    one image between small and middle            in 2D and torch's order
     others for images of a multiple of a stride   which boxes can write, or also read, as planes
     another for rows of a multiple of 16 bytes    which boxes can write, in torch's order; without a window
                                                   for such images, whose tensors are all moved in boxes
@@ -214,6 +215,7 @@ EXAMPLES: dict[int, Examples] = {
     3: ((4, 16), (8, 32), (1, 8), (1, (128, 64, 32)), (8, (12, 24, 96)), (1, (48, 96, 24))),
 }
 SQUARE = 3  # of these
+BETWEEN = (1, 48)  # small and middle: in 2D and torch's order, where middle plans copy
 # Where there is room for one: large images cost more, and tiles of several images waste half of one.
 ALONE = {1: (8, 16384), 2: (2, 160), 3: (2, 32)}
 # Those for images of a multiple of a stride, which may also take the plans for all images.
@@ -224,6 +226,7 @@ OTHERS: dict[int, Examples] = {
 }
 ONE_IMAGE = {1: (1, 16384), 2: (1, 224), 3: (1, 24)}  # where all stride phases are one launch
 MOST_KERNELS = 6  # of a layer and direction, where its stride has no more phases
+COPIES = 3  # of src, wei and dst with features innermost: further kernels, which its plans share
 
 
 class LayerRegistry(runtime.Registry[CompiledDirection]):
@@ -266,7 +269,7 @@ class LayerRegistry(runtime.Registry[CompiledDirection]):
             CompiledDirection,
             "layer",
             questions[0].workload.title,
-            most=max(MOST_KERNELS, count + planes),
+            most=max(MOST_KERNELS, count + planes) + (0 if _is_innermost(problem) else COPIES),
             each=count * count,
         )
 
@@ -278,6 +281,8 @@ def _examples(p: ConvProblem, prop: Prop, planes: bool) -> Examples:
     box takes every so many-th position."""
     found = EXAMPLES[p.ndims]
     square, others = found[:SQUARE], found[SQUARE:]
+    if p.ndims == 2 and not _is_innermost(p):
+        square = (*square, BETWEEN)
     gradient = prop is Prop.BWD_W
     if max(p.k) == 1 or p.ic * p.src.dtype.bytes % ENGINE_ALIGN or (gradient and p.g > 1):
         return square

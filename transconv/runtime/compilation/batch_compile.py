@@ -46,6 +46,7 @@ class Prepared:
                 head,
                 *(f"  {p}: {why}" for p, why in self.failures),
                 *(f"  {n} calls are torch's: {why}" for why, n in self.left),
+                *([] if self.problems else ["  no call here has a kernel: transconv.explain says why"]),
             ]
         )
 
