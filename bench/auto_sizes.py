@@ -5,8 +5,9 @@ empty caches: the host waits for each call, and a row says who answered it and w
 (``phases``, see call_phases.py). The sizes come again and again for ``--seconds``; the first three passes
 and the last one have a row for each call, those between only for calls above ``SLOW_MS``, which are also
 printed. Their gradients are those of a sum, one element that all share. At the end the GPU's time of each
-size is measured as it is then answered (``us``), that of the layer also with kernels of their own
-(``own_us``), as many as there is time for, both with a dense gradient, as a further layer would give it.
+size is measured as it is then answered (``us``), and with kernels of their own (``own_us``), for as many
+sizes as there is time for, both with a dense gradient, as a further layer would give it. Lines say how
+much of both are kernels of each direction, copies of operands, and others.
 torch runs with cuDNN's benchmark off and on. A training step of a compiled graph, of one size, is timed
 next to that of torch.compile:
 
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import random
+import re
 import sys
 import tempfile
 import time
@@ -74,8 +76,10 @@ SLOW_MS = 20.0
 SETTLED_S = 30.0
 WHOLE_PASSES = 3
 TIMED = {"layer": 10, "detection": 2, "graph": 4}  # steps in a row, for the time of one
-OWN_S = 20.0  # for the times of kernels of their own, most of which are compiled by then
+OWN_S = {"layer": 20.0, "detection": 150.0}  # for the times of kernels of their own
 MOST_LINES = 40  # slow calls that are printed
+OWN_MOST = {"layer": COUNTS["layer"], "detection": 4}  # sizes; each of the model's has some 170 problems
+PARTS = ("fwd", "bwd_d", "bwd_w", "pack")
 Forward = Callable[[], torch.Tensor]
 
 
@@ -109,7 +113,7 @@ def main(options: argparse.Namespace) -> int:
             for _, answer in Pool({case: group}).run([Task(case, payload, left)], left):
                 failed += "error" in answer
                 print(f"{case}, {side}: {answer.get('error') or describe(answer['rows'])}", flush=True)
-                print(*slow(answer.get("rows", ())), sep="\n", flush=True)
+                print(*slow(answer.get("rows", ())), *answer.get("lines", ()), sep="\n", flush=True)
                 for row in answer.get("rows", ()):
                     table.add({**about, **row})
     print(f"{len(table.rows)} rows are in {table.path}", file=sys.stderr)
@@ -166,13 +170,43 @@ def measure(case: str, side: str, quick: bool, seconds: float) -> Row:
         rows = _passes(steps, seconds, phases)
         times = TIMED[case]
         us = {size: _us(forward, times) for size, forward in steps}
-        own, end = dict[str, float](), time.monotonic() + OWN_S
-        if ours and case == "layer":  # the model's layers would need thousands
-            with switched(compile="now", sizes="exact"):
-                own = {size: _us(forward, times) for size, forward in steps if time.monotonic() < end}
+        own, lines = dict[str, float](), list[str]()
+        if ours and case in OWN_S:
+            some, end = steps[-OWN_MOST[case] :], time.monotonic() + OWN_S[case]
+            parts = {size: _parts(forward) for size, forward in some if device() == "cuda"}
+            with switched(compile="background", sizes="exact"):
+                for size, forward in some:
+                    if _has_own(forward, end):
+                        own[size] = _us(forward, times)
+                        alone = _parts(forward) if size in parts else {}
+                        each = [f"{p} {parts[size][p]:.0f} of {took:.0f}" for p, took in alone.items()]
+                        lines.append(f"  {size} [us, of own kernels]: {', '.join(each)}")
     for row in rows[-len(steps) :]:
         row |= {"us": us[row["size"]], "own_us": own.get(row["size"], "")}
-    return {"rows": rows}
+    return {"rows": rows, "lines": lines}
+
+
+def _has_own(forward: Forward, end: float) -> bool:
+    """Whether kernels of their own answer all calls of a step before the ``end``."""
+    while time.monotonic() < end:
+        transconv.stats(reset=True)  # of what was measured before
+        forward().sum().backward()
+        synchronize()
+        found = transconv.stats(reset=True)
+        if not found.waiting and not any("any size" in name for name in found.native):
+            return True
+    return False
+
+
+def _parts(forward: Forward) -> dict[str, float]:
+    """The microseconds of a step's kernels by what they do, as a dense gradient makes them: the least of
+    three steps."""
+    found = dict.fromkeys((*PARTS, "others"), 0.0)
+    gradient = torch.ones_like(forward())
+    steps = [epochs.kernel_ms(lambda _: forward().backward(gradient), 1) for _ in range(3)]
+    for name, ms in min(steps, key=lambda each: sum(each.values())).items():
+        found[next((p for p in PARTS if re.match(f"(conv_)?{p}_", name)), "others")] += 1e3 * ms
+    return found
 
 
 def _passes(steps: list[tuple[str, Forward]], seconds: float, phases: CallPhases | None) -> list[Row]:
@@ -220,13 +254,13 @@ def _passes(steps: list[tuple[str, Forward]], seconds: float, phases: CallPhases
 
 def _us(forward: Forward, times: int) -> float:
     """The microseconds of a step, of ``times`` that follow each other, after one: those in which a GPU
-    works, or on a CPU all."""
+    works, least of three, or on a CPU all."""
     y = forward()
     gradient = torch.ones_like(y)
     y.backward(gradient)
     synchronize()
     if device() == "cuda":
-        return 1e3 * epochs.busy_ms(lambda _: forward().backward(gradient), times)
+        return 1e3 * min(epochs.busy_ms(lambda _: forward().backward(gradient), times) for _ in range(3))
     start = time.perf_counter()
     for _ in range(times):
         forward().backward(gradient)

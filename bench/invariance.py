@@ -2,13 +2,13 @@
 
 A layer's direction is timed with the kernel for its size and with the one for any number of images, in
 turn, at the list's batch and at one image. A model runs through torch.compile's backend, with its batch as
-a name of the graph in invariant mode; what is refused has the reason. Rows are printed as they come:
+a name of the graph in invariant mode, in a process of its own: some compile at a time, each is timed
+alone. What is refused has the reason. Rows are printed as they come:
 
     python -m bench invariance resnet50 --limit 240                layers
     python -m bench invariance --models resnet50,convnext_t        models, in inference
 
-Rows are in ``<gpu>_invariance.csv``; a repeated run measures what is missing. Several runs, with an
-``--out`` each, compile side by side and time one by one. On a CPU (``--quick``, with
+Rows are in ``<gpu>_invariance.csv``; a repeated run measures what is missing. On a CPU (``--quick``, with
 ``TRITON_INTERPRET=1``) kernels are interpreted: only whether it runs is worth something there.
 """
 
@@ -18,7 +18,9 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
+from itertools import product
 from math import exp, log
 from pathlib import Path
 from typing import Any
@@ -26,7 +28,7 @@ from typing import Any
 import torch
 
 import transconv
-from bench import environment, layers
+from bench import environment, layers, waves
 from bench.graph_models import MODELS
 from bench.issues import short
 from bench.network_setting import TIMING, gpu
@@ -39,7 +41,7 @@ from transconv.runtime.timing import Clock, Timing
 from transconv.target import detect
 from transconv.tuning.table import CsvTable, Row
 from transconv.verify.data import torch_dtype
-from transconv.verify.machine import device
+from transconv.verify.machine import Pool, device
 
 COLUMNS = (
     "what",
@@ -58,7 +60,9 @@ COLUMNS = (
 )
 KEY = ("what", "direction", "batch", "device")
 SMALL_BATCH = 1
-Calls = dict[str, Callable[[int], Callable[[], object]]]
+Calls = dict[Any, Callable[..., Any]]
+WORK = "bench.invariance:work"
+FULL = {"bf16": "bfloat16", "f32": "float32"}
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -70,29 +74,26 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--layout", default="nhwc", help="default: nhwc")
     parser.add_argument("--mb", type=ranges.at_least(0), default=0, help="reduce larger batches to this")
     parser.add_argument("--limit", type=ranges.seconds, default=240, help="seconds in all (default: 240)")
+    parser.add_argument(
+        "--together", type=ranges.processes, default=5, help="models that compile at a time"
+    )
+    parser.add_argument("--cache", default="", help="folder of compiled kernels of models")
     parser.add_argument("--budget-ms", type=ranges.milliseconds, default=60, help="timing of one call")
     parser.add_argument("--quick", action="store_true", help="small models, for Triton's interpreter")
 
 
 def main(options: argparse.Namespace) -> int:
     """Measure, and print as it goes; 1 if something was refused."""
-    about, end = environment.versions(), time.monotonic() + options.limit
+    about = environment.versions()
     table = CsvTable(Path(options.out) / f"{short(about['device'])}_invariance.csv", COLUMNS, KEY)
-    clock, refused, ratios = Clock(device(), options.budget_ms), 0, list[float]()
-    for key, measure in subjects(options, clock):
-        row = {**about, **key}
-        if table.has(row):
-            continue
-        if time.monotonic() > end:
-            print("no time is left; a repeated run goes on", file=sys.stderr)
-            break
-        try:
-            row |= measure()
+    refused, ratios = 0, list[float]()
+    for found in (of_models if options.models else of_layers)(options, lambda key: table.has(about | key)):
+        row = about | found
+        if row.get("refused"):
+            refused, said = refused + 1, f"refused: {row['refused']}"
+        else:
             ratios.append(float(row["ratio"]))
             said = f"{row['us']:9.1f} us, invariant {row['invariant_us']:9.1f} us: {row['ratio']:.3f}"
-        except TransconvError as error:
-            row["refused"], refused = str(error), refused + 1
-            said = f"refused: {error}"
         table.add(row)
         print(f"{row['what']:<28} {row['direction']:<9} {row['batch']:>4}  {said}", flush=True)
     if ratios:
@@ -102,23 +103,45 @@ def main(options: argparse.Namespace) -> int:
     return int(refused > 0)
 
 
-def subjects(options: argparse.Namespace, clock: Clock) -> Iterator[tuple[Row, Callable[[], Row]]]:
-    """What is timed: the columns that tell it, and what measures it."""
-    for name in options.models.split(",") if options.models else ():
-        for batch in (max(2, MODELS[name].shapes[0][0]), SMALL_BATCH):
-            key = {"what": name, "direction": "inference", "batch": batch}
-            yield key, partial(of_model, name, batch, options, clock)
-    if options.models:
-        return
+def of_models(options: argparse.Namespace, is_there: Callable[[Row], bool]) -> Iterator[Row]:
+    """The rows of models, each by a process of its own; some compile at a time, and one is timed."""
+    keys = {
+        name: [{"what": name, "direction": "inference", "batch": n} for n in batches(name)]
+        for name in options.models.split(",")
+    }
+    given = {"quick": options.quick, "dtype": options.dtype, "budget_ms": options.budget_ms}
+    left = {name: {"model": name, **given} for name in keys if not all(map(is_there, keys[name]))}
+    variables = environment.worker_environment(options.cache)
+    if device() == "cpu":
+        variables["TRITON_INTERPRET"] = "1"
+    pool = Pool(waves.groups(WORK, [*left], options.together, variables, 1))
+    for name, row in waves.measured(pool, left, options.together, options.limit, options.limit):
+        error = row.get("error")
+        if error in ("timeout", "crash"):  # a repeated run tries again
+            print(f"{name}: {error}", file=sys.stderr)
+        elif error or "rows" in row:
+            yield from (k | ({"refused": error} if error else row["rows"][k["batch"]]) for k in keys[name])
+
+
+def of_layers(options: argparse.Namespace, is_there: Callable[[Row], bool]) -> Iterator[Row]:
+    """The rows of layers' directions."""
+    end, clock = time.monotonic() + options.limit, Clock(device(), options.budget_ms)
     for source in options.lists or ["resnet50"]:
         for layer in layers.read(source):
             if options.match not in layer.name:
                 continue
             most = layer.reduced(options.mb)
-            for batch in dict.fromkeys((most.shape.mb, SMALL_BATCH)):
-                for direction in DIRECTIONS:
-                    key = {"what": layer.name, "direction": direction, "batch": batch}
-                    yield key, partial(of_layer, most, direction, batch, options, clock)
+            for batch, direction in product(dict.fromkeys((most.shape.mb, SMALL_BATCH)), DIRECTIONS):
+                key = {"what": layer.name, "direction": direction, "batch": batch}
+                if is_there(key):
+                    continue
+                if time.monotonic() > end:
+                    print("no time is left; a repeated run goes on", file=sys.stderr)
+                    return
+                try:
+                    yield key | of_layer(most, direction, batch, options, clock)
+                except TransconvError as error:
+                    yield key | {"refused": str(error)}
 
 
 def of_layer(
@@ -168,31 +191,60 @@ def call_of(plan: Plan, problem: ConvProblem, prop: Prop, seed: int) -> Callable
     return lambda: plan.launch(**tensors)
 
 
-def of_model(name: str, batch: int, options: argparse.Namespace, clock: Clock) -> Row:
-    """The times of a model in inference, compiled as usual and in invariant mode."""
-    kind: Any = getattr(
-        torch, "float32" if options.quick else {"bf16": "bfloat16"}.get(options.dtype, "float16")
-    )
-    model = MODELS[name].built(options.quick).eval().to(device(), kind)
-    given = [
-        x[:1].repeat(batch, *[1] * (x.dim() - 1)).to(device(), kind)
-        for x in MODELS[name].inputs(options.quick)
-    ]
-    found: dict[str, Timing] = {}
-    with torch.no_grad():
-        for side, invariant in (("plain", False), ("invariant", True)):
-            torch.compiler.reset()
-            with switched(compile="now", fallback="silent"), transconv.config.changed(invariant=invariant):
+def work(
+    step: str, model: str, quick: bool, dtype: str, budget_ms: float, share: tuple[int, int] = (0, 1)
+) -> Row:
+    """``prepare`` or ``time``, the last thing that a process does: a model in inference, as usual and in
+    invariant mode, with the batch of its list and with one sample."""
+    waves.take(step, share)
+    if step == "prepare":
+        _held.update(compiled(model, quick, dtype))
+        return {}
+    clock, found = Clock(device(), budget_ms), dict[tuple[int, bool], Timing]()
+    with gpu(TIMING, exclusive=True):
+        for (batch, invariant), run in _held.items():
+            with mode(invariant):
+                found[batch, invariant] = clock.one(lambda _, run=run: run, 1 << 30)  # type: ignore[misc]
+    rows = {batch: times(found[batch, False], found[batch, True]) for batch, _ in found}
+    return {"rows": rows, "fatal": True}
+
+
+_held: dict[tuple[int, bool], Callable[[], object]] = {}
+
+
+def compiled(name: str, quick: bool, dtype: str) -> Calls:
+    """A model's calls, made once, by the batch and whether in invariant mode. A refusal is raised."""
+    kind, found = torch.float32 if quick else getattr(torch, FULL.get(dtype, "float16")), dict[Any, Any]()
+    model = MODELS[name].built(quick).eval().to(device(), kind)
+    for invariant in (False, True):
+        run = torch.compile(model, backend="transconv", dynamic=None if invariant else False)
+        for batch in batches(name):
+            given = [
+                x[:1].expand(batch, *x.shape[1:]).to(device(), kind) for x in MODELS[name].inputs(quick)
+            ]
+            given = [x.contiguous() for x in given]
+            found[batch, invariant] = partial(run, *given)
+            with mode(invariant):
                 for x in given if invariant else ():
                     torch._dynamo.mark_dynamic(x, 0)
-                run = torch.compile(model, backend="transconv")
                 try:
                     run(*given)
                 except Exception as error:
                     raise _told(error) from error
-                with gpu(TIMING, exclusive=True):
-                    found[side] = clock.one(lambda _, run=run: lambda: run(*given), 1 << 30)  # type: ignore[misc]
-    return times(found["plain"], found["invariant"])
+    return found
+
+
+def batches(name: str) -> tuple[int, int]:
+    """The batch of a model's list, at least two, and one."""
+    return max(2, MODELS[name].shapes[0][0]), SMALL_BATCH
+
+
+@contextmanager
+def mode(invariant: bool) -> Iterator[None]:
+    """Inside, models compute in invariant mode, or as usual."""
+    with switched(compile="now", fallback="silent"), torch.no_grad():
+        with transconv.config.changed(invariant=invariant):
+            yield
 
 
 def _told(error: BaseException) -> Exception:

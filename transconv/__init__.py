@@ -6,7 +6,7 @@ nor triton nor sympy.
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import os
 import sys
 from types import ModuleType
@@ -127,6 +127,11 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f"transconv.{name}")
     if name not in _HOMES:
         near = importlib.import_module("transconv.support").nearest(name, __all__)
+        # A folder of the package is asked for here before it is imported.
+        if not name.startswith("_") and importlib.util.find_spec(f"transconv.{name}") is None:
+            for door in ("functional", "nn"):
+                if name in importlib.import_module(f"transconv.{door}").__all__:
+                    near = f"; did you mean transconv.{door}.{name}?"
         raise AttributeError(f"module 'transconv' has no attribute '{name}'{near}")
     home = importlib.import_module(f"transconv.{_HOMES[name]}")
     if name in _ALSO:

@@ -3,6 +3,7 @@ result is named, and the tables say it."""
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import subprocess
@@ -11,11 +12,23 @@ import threading
 import time
 from math import prod
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from torch.autograd import DeviceType
 
-from bench import auto_sizes, call_phases, environment, reference, size_layers, size_measures, size_models
+from bench import (
+    auto_sizes,
+    call_phases,
+    environment,
+    epochs,
+    reference,
+    size_layers,
+    size_measures,
+    size_models,
+)
 from bench.__main__ import main, understood
 from bench.size_calls import Subject, same, switched
 from bench.size_layers import Size
@@ -277,6 +290,22 @@ def test_calls_with_default_settings_have_rows() -> None:
     late: dict[str, object] = {"pass": 7, "backward_ms": 25.0, "phases": "check=12 gc=2"}
     lines = [*auto_sizes.slow([*rows[:2], rows[0] | late])]
     assert len(lines) == 1 and "25.00 ms" in lines[0] and lines[0].endswith("check=12 gc=2")
+
+
+def test_a_step_has_the_time_of_its_own_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a thread runs in another one is not the step's, and kernels are added up by what they do."""
+
+    def one(stream: int, name: str, us: float, on: DeviceType = DeviceType.CUDA) -> Any:
+        more = {"device_type": on, "is_user_annotation": False, "self_device_time_total": us}
+        return SimpleNamespace(device_resource_id=stream, name=name, **more)
+
+    kernels = [one(7, "conv_fwd_mb1_0a", 4e3), one(7, "fwd_mb1_0b", 6e3), one(7, "pack_src_1", 2e3)]
+    beside = [one(7, "relu", 2e3), one(13, "check", 9e3), one(0, "aten", 9e9, DeviceType.CPU)]
+    found = SimpleNamespace(events=lambda: kernels + beside)
+    monkeypatch.setattr(epochs, "profile", lambda **_: contextlib.nullcontext(found))
+    assert epochs.busy_ms(lambda at: at, 2) == 7.0
+    parts = auto_sizes._parts(lambda: torch.ones(1, requires_grad=True) * 1)
+    assert parts == {"fwd": 1e4, "bwd_d": 0.0, "bwd_w": 0.0, "pack": 2e3, "others": 2e3}
 
 
 @pytest.mark.usefixtures("own_garbage")

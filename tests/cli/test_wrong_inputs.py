@@ -110,6 +110,19 @@ CALLS: tuple[tuple[str, Callable[[], object]], ...] = (
         "transconv.fused_conv2d(x, w, activation='rellu')",
         lambda: transconv.fused_conv2d(torch.ones(1, 4, 5, 5), torch.ones(4, 4, 1, 1), activation="rellu"),
     ),
+    ("transconv.softmax", lambda: transconv.softmax),
+    ("transconv.Conv2d", lambda: transconv.Conv2d),
+    ("transconv.functional.softmax([1.0], 0)", lambda: transconv.functional.softmax([1.0], 0)),
+    ('transconv.compile("nothere.txt")', lambda: transconv.compile("nothere.txt")),
+    ("transconv.compile(model)", lambda: transconv.compile(torch.nn.ReLU())),
+    ("transconv.certify(model)", lambda: transconv.certify(torch.nn.ReLU())),
+    ("transconv.graph.report(model)", lambda: transconv.graph.report(torch.nn.ReLU())),
+    (
+        "transconv.within(model, '8 GB', x)",
+        lambda: transconv.within(torch.nn.ReLU(), "8 GB", torch.ones(1)),
+    ),
+    ('convert_(model, filter_fn="0")', lambda: transconv.convert_(torch.nn.ReLU(), filter_fn="0")),
+    ("@kernel(3)", lambda: transconv.kernel.kernel(3)),
 )
 COMMANDS = (
     "shwo mb1ic8ih6oc8oh6kh3ph1",

@@ -9,6 +9,7 @@ import io
 import os
 import tempfile
 import warnings
+from collections.abc import Callable
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from transconv.distributed import agreement, sharded_modules
 from transconv.selection import choice, tuning_db
 from transconv.target.records import TARGETS
 
+Tensor = torch.Tensor
 SM90 = TARGETS["sm_90"]
 PAGE = blocks((ROOT / "docs" / "distributed.md").read_text("utf-8"))  # a program, and what it prints
 
@@ -94,6 +96,7 @@ def sample() -> dict[str, Any]:
             )
         )
     found["rounded once"] = refusal(lambda: _rounded_once(mesh, rank))
+    found["invariant"] = _invariant(mesh)
     found["unbatched"] = refusal(lambda: _unbatched(mesh))
     found["norms and pools"] = [told for axis in "nhw" for told in _normed(mesh, axis)]
     found["schedules"] = chosen(mesh, rank)
@@ -162,6 +165,35 @@ def _second(x: DTensor, w: DTensor) -> None:
         found.append([a.grad, b.grad])
     for got, want in zip(*found, strict=True):
         torch.testing.assert_close(got.full_tensor(), want)  # type: ignore[union-attr]
+
+
+def _invariant(mesh: Any) -> list[str]:
+    """What has other bits on two ranks than on one in invariant mode, whatever is dealt; gradients of
+    weights and biases too. Norms of rows on several ranks are refused."""
+    torch.manual_seed(5)
+    given = [torch.randn(s) for s in ((4, 4, 9, 6), (6, 4, 3, 3), (6,), (4, 6, 5, 3))]
+    wrong = []
+    with transconv.config.changed(invariant=True, cpu="interpret"):
+
+        def step(deal: Callable[[Tensor, int], Any], place: int) -> list[Tensor]:
+            x, w, b = (deal(t, p).requires_grad_() for t, p in zip(given, (place, -1, -1), strict=False))
+            y = transconv.conv2d(x, w, b, stride=2, padding=1)
+            y.backward(deal(given[3], place))
+            made = (y.detach(), x.grad, w.grad, b.grad)
+            return [t.full_tensor() if isinstance(t, DTensor) else t for t in made]
+
+        def dealt(t: Tensor, place: int) -> DTensor:
+            return distribute_tensor(t, mesh, [Shard(place) if place >= 0 else Replicate()])
+
+        want = step(lambda t, _: t.clone(), 0)
+        for place in (0, 1, 2):
+            same = map(torch.equal, step(dealt, place), want)
+            wrong += [
+                f"dim {place}: {n}" for n, good in zip("y dx dw db".split(), same, strict=True) if not good
+            ]
+        norm = transconv.distributed.parallelize(nn.GroupNorm(2, 4), mesh, {"h": 0})
+        wrong.append(refusal(lambda: norm(given[0])))
+    return wrong
 
 
 def _rounded_once(mesh: Any, rank: int) -> None:
@@ -253,6 +285,9 @@ def test_a_pair() -> None:
         ), said
         assert found.pop("calls") == [] and found.pop("aten") == []
         assert found.pop("norms and pools") == []
+        assert (
+            len(found["invariant"]) == 1 and "rows that are on several ranks" in found.pop("invariant")[0]
+        )
         for name, words in {
             "disagree": "disagree about a sharded convolution",
             "agree again": "no error",

@@ -9,7 +9,15 @@ import numpy as np
 import pytest
 import torch
 
-from tests.kernel import cases, function_cases, item_cases, proposal_cases, test_results, test_rounding
+from tests.kernel import (
+    cases,
+    function_cases,
+    item_cases,
+    order_cases,
+    proposal_cases,
+    test_results,
+    test_rounding,
+)
 from tests.kernel.cases import Case, floats, product
 from tests.kernel.proposal_cases import by_hand, of_items, of_other_groups
 from tests.kernel.test_arrays import Exchanged
@@ -22,7 +30,7 @@ from transconv.kernel.trials.draw import work
 pytestmark = pytest.mark.gpu
 
 
-ALL = (*cases.CASES, *item_cases.CASES, *function_cases.CASES, *proposal_cases.CASES)
+ALL = (*cases.CASES, *item_cases.CASES, *function_cases.CASES, *order_cases.CASES, *proposal_cases.CASES)
 
 
 @pytest.mark.parametrize("case", ALL, ids=lambda c: c.name)
@@ -153,3 +161,17 @@ def test_products(kind: str) -> None:
         rtol=1e-2 if kind == "tf32" else 1e-4,
         atol=5e-2 if kind == "tf32" else 1e-3,
     )
+
+
+@kernel
+def held(group, X, Y):
+    x = group.load(X, shape=(256, 256))
+    group.store(Y, np.exp(x - x.max()) * np.sort(x.sum(axis=0)))
+
+
+def test_values_that_do_not_fit_are_told() -> None:
+    """512 registers of each of 128 threads; 64 of each of 1,024."""
+    x, y = torch.rand(256, 256, device="cuda"), torch.zeros(256, 256, device="cuda")
+    with pytest.warns(UserWarning, match="held: .* bytes of the values of each thread"):
+        held(Group(1, warps_hint=4), x, y)
+    torch.testing.assert_close(y, torch.exp(x - x.max()) * x.sum(0).sort().values)

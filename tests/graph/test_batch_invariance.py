@@ -3,6 +3,7 @@ refused by name."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -120,6 +121,20 @@ def test_inference(model: nn.Module, shape: tuple[int, ...]) -> None:
         for i in range(1, SAMPLES):
             assert torch.equal(run(x[i : i + 1])[0], whole[i])
         torch.testing.assert_close(whole, model(x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", [torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("model", [Heads(), pytest.param(Attention(whole=True), marks=pytest.mark.slow)])
+def test_attention_of_16_bits(model: nn.Module, kind: torch.dtype) -> None:
+    """No further from torch in f64 than torch's own attention of that type, and each sample as alone."""
+    made, x = copy.deepcopy(model).eval().to(kind), torch.randn(SAMPLES, 5, 16)
+    x = x[..., :8].to(kind) if isinstance(model, Attention) else x.to(kind)
+    run = compiled(made)
+    with torch.no_grad():
+        whole, torchs, want = run(x), made(x), copy.deepcopy(made).double()(x.double())
+        assert all(torch.equal(run(x[i : i + 1])[0], whole[i]) for i in range(SAMPLES))
+    off, own = ((y.double() - want).abs().max() for y in (whole, torchs))
+    assert whole.dtype is kind and 0 < off <= 1.5 * own
 
 
 @pytest.mark.slow

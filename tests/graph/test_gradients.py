@@ -1,5 +1,5 @@
-"""Gradients of pools and pads, which gather, for given sizes and for any; those of activations, which are
-within the bounds of the table."""
+"""Gradients of pools and pads, which gather, for given sizes and for any; of slices and of what indices
+take; those of activations, which are within the bounds of the table."""
 
 from __future__ import annotations
 
@@ -39,6 +39,77 @@ def test_gradients(name: str) -> None:
             compare(f, run, [torch.randn(shape, dtype=torch.float64, requires_grad=True)], 1e-9)
     rows = [row for graph in report(run).graphs for row in graph.rows]
     assert len(rows) >= 2 and all(isinstance(row, KernelRow) and not row.numbers for row in rows)
+
+
+def attention(x: Tensor) -> Tensor:
+    q, k, v = x[0], x[1], x[-1]
+    return (q.sin() @ k.transpose(-1, -2).cos()) @ v
+
+
+SLICES: dict[str, tuple[Callable[[Tensor], Tensor], bool]] = {  # whether they share no element
+    "attention": (attention, True),
+    "halves": (lambda x: x[..., :4].sin() * x[..., 4:].cos(), True),
+    "a gap, an end": (lambda x: x[:, :1].sin() * x[:, 2:3].cos() * x[:, 4:5].exp(), True),
+    "from the end": (lambda x: x[:, -1:].sin() * x[:, :-1].cos(), True),
+    "an element and a slice": (lambda x: x[:, 2:3].sin() + x[:, 0].cos()[:, None], True),
+    "all of it, too": (lambda x: x[..., :4].sin() * x[..., 4:].cos() + x.sum(), False),
+    "shared": (lambda x: x[..., :6].sin() * x[..., 2:].cos(), False),
+    "every other": (lambda x: x[..., ::2].sin() * x[..., 1::2].cos(), False),
+    "of two dims": (lambda x: x[:, :1].sin() * x[..., :1].cos(), False),
+}
+
+
+@pytest.mark.parametrize("name", SLICES)
+def test_gradients_of_slices(name: str) -> None:
+    """Those that share no element are a concatenation; no sum is left."""
+    f, apart = SLICES[name]
+    run = torch.compile(f, backend=backend, options={"rest": "eager"}, dynamic=False)
+    with by_meaning():
+        for shape in ((3, 5, 6, 8), (3, 5, 1, 8)):
+            compare(f, run, [torch.randn(shape, dtype=torch.float64, requires_grad=True)], 1e-12)
+    found = [op for graph in report(run).graphs for row in graph.kernels for op in row.operations]
+    assert any("scatter" in op for op in found) is not apart, found
+    assert ("cat" in found) is apart
+
+
+TAKEN: dict[str, tuple[Callable[..., Tensor], tuple[int, ...], tuple[tuple[int, ...], ...]]] = {
+    "rows": (lambda x, i: x[i].sin(), (7, 5), ((40,),)),
+    "rows by a matrix": (lambda x, i: x[i].sin(), (7, 5), ((4, 9),)),
+    "embedding": (lambda x, i: F.embedding(i, x, padding_idx=2).sin(), (7, 5), ((3, 11),)),
+    "a middle dim": (lambda x, i: x[:, i].sin(), (3, 7, 2), ((25,),)),
+    "two dims": (lambda x, i, j: x[:, i, j].sin(), (3, 7, 4, 2), ((25,), (25,))),
+    "two dims by rows and columns": (lambda x, i, j: x[i, j].sin(), (7, 4, 2), ((6, 1), (5,))),
+    "numbers": (lambda x, i: x[i].sin(), (7,), ((30,),)),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", TAKEN)
+def test_gradients_of_elements_that_indices_take(name: str, dtype: torch.dtype) -> None:
+    """A place sums all that were taken of it, also by indices from the end, and is 0 where none was."""
+    f, shape, indices = TAKEN[name]
+    run = torch.compile(f, backend=backend, options={"rest": "eager"}, dynamic=False)
+    torch.manual_seed(0)
+    x = torch.randn(shape, dtype=dtype, requires_grad=True)
+    dims = [n for n in shape if n in (7, 4)] if len(shape) > 1 else shape
+    places = [
+        torch.randint(-n if name != "embedding" else 0, n - 1, own)
+        for n, own in zip(dims, indices, strict=False)
+    ]
+    with by_meaning():
+        compare(f, run, [x, *places], 1e-12 if dtype is torch.float64 else 2e-2)
+    rows = [row for graph in report(run).graphs for row in graph.rows]
+    assert all(isinstance(row, KernelRow) for row in rows)
+    assert any("put" in row.operations for row in rows if isinstance(row, KernelRow))
+
+
+def test_a_large_table_is_torchs() -> None:
+    """To compare every row with every index takes longer than to sort the indices."""
+    run = torch.compile(F.embedding, backend=backend, options={"rest": "eager"}, dynamic=False)
+    x = torch.randn(50_000, 4, requires_grad=True)
+    with by_meaning():
+        compare(F.embedding, run, [torch.randint(0, 50_000, (4, 1024)), x], 1e-6)
+    assert "where values say" in str(report(run))
 
 
 @pytest.mark.every(2)

@@ -160,6 +160,22 @@ def test_monai() -> None:
 
 
 @case
+def test_monai_windows() -> None:
+    """The volume is more than a batch of windows, which overlap."""
+    from monai.inferers import SlidingWindowInferer
+    from monai.networks.nets import UNet
+
+    model = UNet(3, 1, 2, channels=(4, 8), strides=(2,)).eval()
+    volume = torch.randn(1, 1, 16, 8, 8)
+    space = run("monai-windows", SlidingWindowInferer=SlidingWindowInferer, model=model, volume=volume)
+    with torch.no_grad():
+        want = space["inferer"](volume, model)
+        torch.testing.assert_close(space["fast"](volume), want, rtol=1e-3, atol=1e-3)
+    (graph,) = [g for g in transconv.graph.report(space["fast"]).graphs if g.phase == "inference"]
+    assert len(graph.kernels) == len(graph.rows), "regions of torch"
+
+
+@case
 def test_lightning(tmp_path: Path) -> None:
     import lightning
 

@@ -47,6 +47,8 @@ def test_the_first_example() -> None:
         (ir.Load(T, A, ir.TRUE, 1 / 3), "load(t, a, fill=0.3333333333333333)"),
         (ir.Spread(A * 2, (M,)), "spread(a * 2, over=[m[0:16]])"),
         (ir.Renamed(A, (M,), (ir.Lane("n", 16, 1),)), "renamed(a, old=[m[0:16]], new=[n[0:16]])"),
+        (ir.Running("sum", M * 2, M), "running_sum(m[0:16] * 2, over=m[0:16])"),
+        (ir.Gather(M * 2, (M,), (A + 1,)), "gather(m[0:16] * 2, along=[m[0:16]], at=[a + 1])"),
         (ir.Call("max", (A,)), "call max(a)"),
         (ir.Call("f16", (A,)), "call f16(a)"),
         # Parentheses that only look like a pair around the whole are kept.

@@ -126,11 +126,17 @@ BREACHES = {
         kernel(ir.Let(X, ir.Call("sneeze", (ZERO,)))),
         kernel(ir.Let(X, ir.Call("fma", (ZERO, ZERO)))),
         kernel(ir.Let(X, ir.Reduce("median", M * ZERO, M))),
+        kernel(ir.Let(X, ir.Running("median", M * ZERO, M))),
     ],
     "renamed-is-one-to-one": [
         kernel(ir.Let(X, ir.Renamed(M * ZERO, (M,), (N,)))),
         kernel(ir.Let(X, ir.Renamed(M * ZERO, (M, M), (M, ROW)))),
         kernel(ir.Let(X, ir.Renamed(KK * COLUMN * ZERO, (KK,), (COLUMN,)))),
+    ],
+    "places-are-along-lanes": [
+        kernel(ir.Let(X, ir.Gather(M * ZERO, (M,), (N, N)))),
+        kernel(ir.Let(X, ir.Gather(M * N * ZERO, (M, M), (ROW, ROW)))),
+        kernel(ir.Let(X, ir.Gather(M * ZERO, (M,), (N * ZERO,)))),
     ],
     "lanes-agree": [
         kernel(ir.store(T, 0, M * ZERO)),

@@ -7,13 +7,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.kernel import cases, control_cases, function_cases, item_cases
+from tests.kernel import cases, control_cases, function_cases, item_cases, order_cases
 from tests.kernel.cases import Case
+from transconv.backend_triton import CompileJob, Resources, compile_offline
 from transconv.ir import Kernel, Memory, run
 from transconv.kernel import Group
 from transconv.kernel.launch.arguments import plain_number
+from transconv.target import Target
 
-ALL = (*cases.CASES, *item_cases.CASES, *function_cases.CASES, *control_cases.CASES)
+ALL = tuple(
+    c for room in (cases, item_cases, function_cases, control_cases, order_cases) for c in room.CASES
+)
 by_name = pytest.mark.parametrize("case", ALL, ids=lambda c: c.name)
 
 
@@ -79,3 +83,30 @@ def test_numbers_of_numpy_are_those_of_python(simulated: bool, monkeypatch: pyte
         np.testing.assert_allclose(y, x * 2 * int(n) * (float(alpha) if flag else 1.0), 1e-6)
         passed = [type(plain_number(v)) for v in (alpha, n, flag)]
         assert passed == [float, int, bool], "a launch takes Python's own"
+
+
+def test_the_texts_of_elements_at_other_places() -> None:
+    """Tiles of powers of two are seen in another shape; others are gathered, each name once."""
+    texts = {
+        c.name: c.kernel.show(c.group, *copies(c), target="sm_90").replace("\n", "")
+        for c in order_cases.CASES
+    }
+    reshapes, gathers = ({n: t.count(f"tl.{w}(") for n, t in texts.items()} for w in ("reshape", "gather"))
+    assert gathers["regrouped"] == 1 and reshapes["regrouped"] == 3, texts["regrouped"]
+    assert gathers["ordered"] == 1 and "max_of" in texts["ordered"]
+    assert reshapes["handed_over"] == 1 and gathers["reshaped"] == 3
+    assert "tl.cumsum(" in texts["running"] and "tl.associative_scan(" in texts["running"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chip", ["sm_90", "gfx942"])
+def test_elements_at_other_places_are_compiled(chip: str) -> None:
+    target, jobs = Target.parse(chip), []
+    for c in order_cases.CASES:
+        low = c.kernel.lower(c.group, *copies(c), target=target)
+        types = tuple((t.dtype.name, ()) for t in low.kernel.params)
+        of = (target.name, target.backend, target.arch, target.warp_size, low.warps, low.num_stages, ())
+        sizes = len(low.kernel.sizes.names) if low.kernel.sizes else 0
+        jobs.append(CompileJob(low.source, low.kernel.name, types, *of, sizes=sizes, fuse=False))
+    for found in compile_offline(jobs):
+        assert isinstance(found, Resources) and not found.spill_bytes and not found.flaw, found

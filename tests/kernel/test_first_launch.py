@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import warnings
 
 import numpy as np
 import pytest
@@ -204,7 +205,8 @@ def test_a_launch_of_a_capture_is_compared_later(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_kernel_that_spills_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever wrote it gave its schedule: there is no other one to try, here and where it is on disk."""
+    """Whoever wrote it gave its schedule: there is no other one to try, here and where it is on disk. A
+    warning says so; no other kernel has one."""
     honest = TritonKernel._interpret
 
     def interpret(self: TritonKernel, *given: object) -> None:
@@ -216,8 +218,13 @@ def test_a_kernel_that_spills_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(2):
         check_records.forget()
         y = torch.zeros(40)
-        again(doubled)(Group(40, 16), x, y)
+        with pytest.warns(UserWarning, match="doubled: 25600 bytes of the values of each thread"):
+            again(doubled)(Group(40, 16), x, y)
         assert torch.equal(y, x * 2) and len(check_records.proved()) == 1
+    monkeypatch.undo()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        again(doubled)(Group(40, 16), x, y)
 
 
 def test_places_are_those_of_numpy() -> None:

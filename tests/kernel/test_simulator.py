@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.kernel import control_cases, function_cases, item_cases
-from tests.kernel.cases import CASES, Case
-from tests.kernel.test_engines import check, copies
+from tests.kernel.cases import Case
+from tests.kernel.test_engines import ALL, check, copies
 from transconv.kernel import Group, KernelError, kernel
 from transconv.kernel.frontend import methods
 from transconv.kernel.simulator.execution import simulate
@@ -21,9 +20,7 @@ from transconv.kernel.simulator.group import SimulatedGroup
 
 
 @pytest.mark.every(2)
-@pytest.mark.parametrize(
-    "case", [*CASES, *item_cases.CASES, *function_cases.CASES, *control_cases.CASES], ids=lambda c: c.name
-)
+@pytest.mark.parametrize("case", ALL, ids=lambda c: c.name)
 def test_cases(case: Case) -> None:
     given = copies(case)
     case.kernel.simulate(case.group, *given)

@@ -419,3 +419,36 @@ def an_operand_that_another_changes(group, X, Y):
     for k in range(i + 2):
         acc = acc * 2.0 + np.add(acc, x, out=acc)
     group.store(Y[i:, j:], acc)
+
+
+@kernel
+def a_shape_of_other_elements(group, X, Y):
+    x = group.load(X).reshape(3, -1)
+
+
+@kernel
+def ends_of_other_sizes(group, X, Y):
+    x = group.load(X)
+    group.store(Y, np.concatenate((x, x[:, :4])))
+
+
+@kernel
+def an_order_along_all(group, X, Y):
+    group.store(Y, np.cumsum(group.load(X)))
+
+
+@kernel
+def an_order_of_too_many(group, X, Y):
+    group.store(Y, np.sort(group.zeros(2048)))
+
+
+@kernel
+def places_beside_an_index(group, X, Y):
+    x, i = group.load(X), np.arange(4)
+    group.store(Y, x[i, 0])
+
+
+@kernel
+def places_that_are_no_numbers(group, X, Y):
+    x = group.load(X)
+    group.store(Y, x[x[:, 0]])

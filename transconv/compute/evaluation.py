@@ -249,7 +249,7 @@ class StepEvaluator:
             return np.full(
                 [1 if i in axes else n for i, n in enumerate(shape)], ir.REDUCERS[step.op].neutral
             ), None
-        found = np.asarray(ir.REDUCERS[step.op].numpy(terms, axis=axes, keepdims=True))
+        found = np.asarray(ir.REDUCERS[step.op].numpy.reduce(terms, axis=axes, keepdims=True))
         if not self.share:
             return found, None
         off = self.error(step.value, terms)

@@ -382,7 +382,7 @@ def _checked(coord: ir.Expr) -> None:
     if coord.dtype.kind != "index" or any(e.dtype.kind == "float" for e in ir.find(coord, ir.Expr)):
         raise ComputeError(
             f"coordinate {ir.readable(coord)} is {coord.dtype}; expected whole numbers, of "
-            "axes and of elements of tensors of i32 or i64"
+            "axes and of elements of tensors of i32 or i64, which // divides"
         )
     for e in (*ir.find(coord, ir.FloorDiv), *ir.find(coord, ir.Mod)):
         by = simplify(e.b)

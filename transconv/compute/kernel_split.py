@@ -60,10 +60,11 @@ def why_not_lowered(compute: Compute) -> str | None:
             if (x.name in compute.reduced and write not in inside) or write in compute.statistics:
                 continue
             if not any(x.name in compute.roots(d.coord) for d in write.view.dims):
-                said = "has one value for each" if x.name in compute.reduced else "is not reduced"
+                reduced = x.name in compute.reduced
+                said = "has one value for each" if reduced else "is not reduced"
                 return (
-                    f"{write.view.tensor.name} has one place for all of {x.name}, which {said}; "
-                    f"expected {x.name} in its coordinates"
+                    f"{write.view.tensor.name} has one place for all of {x.name}, which {said}; expected "
+                    f"{x.name} in its coordinates{'' if reduced else f', or a sum(..; {x.name})'}"
                 )
     return why_not_stored(compute) or why_not_reduced(compute)
 

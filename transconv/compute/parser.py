@@ -77,7 +77,8 @@ def parse(text: str) -> Compute:
     lines = [(n, line.partition("#")[0].strip()) for n, line in enumerate(given, 1)]
     lines = [(n, line) for n, line in lines if line]
     if not lines or lines[0][1].split()[0] != "compute":
-        raise ComputeError("line 1: a computation begins with 'compute NAME'")
+        told = f", not with '{lines[0][1][:60]}'; of a file give its text" if lines else ""
+        raise ComputeError(f"line 1: a computation begins with 'compute NAME'{told}")
     reader = Reader()
     for number, line in lines:
         word, _, rest = line.partition(" ")
@@ -172,9 +173,11 @@ class Reader:
                 f"tensor '{rest}'; expected a name, a type and sizes, such as "
                 "x f16 [n=8, c=64] (types: " + " ".join(_types()) + ")"
             )
-        sizes = [word.rpartition("=") for word in found[3].replace(" ", "").split(",") if word]
+        sizes = [[w.strip() for w in word.rpartition("=")] for word in found[3].split(",") if word.strip()]
         if not all(size.isdigit() or (self.named and size) for _, _, size in sizes):
-            raise ComputeError(f"sizes [{found[3]}] of tensor '{found[1]}'; expected whole numbers")
+            raise ComputeError(
+                f"sizes [{found[3]}] of tensor '{found[1]}'; expected whole numbers with commas between"
+            )
         extents = tuple(self.extent(size) for _, _, size in sizes)
         shape = tuple(n for n, _ in extents)
         dims = tuple(name or f"{found[1]}_{i}" for i, (name, _, _) in enumerate(sizes))

@@ -23,6 +23,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
+from transconv.calls.stats import refuse_invariant
 from transconv.compute import AxisSpan
 from transconv.distributed import halo, sharded_convolution
 from transconv.distributed.halo import Exchange, exchange, shards
@@ -50,6 +51,9 @@ def _summed_over_ranks(total: Tensor, mesh: Any, places: Sequence[Placement]) ->
     """A sum over rows, from the sums over the rows of each rank."""
     for at, place in enumerate(places):
         if isinstance(place, Shard) and place.dim > 1:
+            refuse_invariant(
+                "ranks", "moments of rows that are on several ranks are added up rank by rank"
+            )
             dist.all_reduce(total, group=mesh.get_group(at))
     return total
 
@@ -133,6 +137,8 @@ def group_norm_backward(
     if mask[0]:
         dx = norms.mixed(g, local, scaled, factor, rest) if local.numel() else torch.empty_like(local)
         found = [_like(dx, x, places)]
+    if any(mask[1:]):
+        refuse_invariant("ranks", "gradients of a norm's weight and bias are added up rank by rank")
     for wanted, of_image in ((mask[1], (with_x - alone * m) * r), (mask[2], alone)):
         total = of_image.sum(0).to(x.dtype if weight is None else weight.dtype)
         found.append(

@@ -26,6 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
+from transconv.calls.guard import at_multiple
 from transconv.calls.settings import settings
 from transconv.compute import AxisSpan
 from transconv.conv import Prop
@@ -37,6 +38,7 @@ from transconv.torch_ops import arguments
 from transconv.torch_ops.arguments import Params
 from transconv.torch_ops.calls import select_impl
 from transconv.torch_ops.calls.call_attributes import request
+from transconv.torch_ops.calls.lower_call import bias_gradient
 from transconv.torch_ops.quantized.quantized_route import weight_gradient
 
 Tensor = torch.Tensor
@@ -134,14 +136,17 @@ class Problem:
             )
         ]
 
-    def choose(self, **operands: DTensor | None) -> Choice:
-        """Which axis each mesh dim splits. RuntimeError on all ranks if they disagree on the call."""
+    def choose(self, summed: bool = False, **operands: DTensor | None) -> Choice:
+        """Which axis each mesh dim splits. RuntimeError on all ranks if they disagree on the call. In
+        invariant mode samples alone, whose bits do not depend on the others; with ``summed``, where sums
+        over samples are wanted, nothing: every rank adds up all of them."""
         given = {name: t for name, t in operands.items() if t is not None}
         key = (
             self.mesh,
             self.p,
             self.channels_last,
             given["weight"].dtype,
+            (settings.invariant, summed),
             *((name, t.shape, t.placements) for name, t in given.items()),
         )
         if (known := _choices.get(key)) is not None:
@@ -149,8 +154,17 @@ class Problem:
         laid = " ".join(f"{name}{list(t.shape)}{t.placements}" for name, t in given.items())
         agreement.agree(self.mesh, f"{laid} {self.p} {self.channels_last} {given['weight'].dtype}")
         rows = splits(len(self.lines), self.p.transposed, self.p.groups > 1)
+        if settings.invariant:
+            rows = tuple(row for row in rows if row.result == 0 and not summed)
         found = placements.choose(self.mesh, given, rows, WholeShapes(self.shapes, self.p.groups))
         return _choices.keep(key, found)
+
+    def brought(self, tensor: DTensor, name: str, choice: Choice) -> Tensor:
+        """The part of an operand on this rank; in invariant mode without gaps, as one process has it."""
+        found, last = placements.brought(tensor, name, choice), self.channels_last
+        if settings.invariant and found.dim() > 1 and arguments.has_gaps(found, last):
+            found = arguments.with_result_strides(found, last)
+        return at_multiple(found) if settings.invariant else found
 
     def local(self, name: str, choice: Choice) -> tuple[int, ...]:
         """The shape of this rank's part of a tensor."""
@@ -198,8 +212,8 @@ def forward(input: DTensor, weight: DTensor, bias: DTensor | None, p: Params) ->
     """The result of a checked, batched call."""
     problem = Problem(input, weight, p)
     choice = problem.choose(input=input, weight=weight, bias=bias)
-    x, w = placements.brought(input, "input", choice), placements.brought(weight, "weight", choice)
-    b = None if bias is None else placements.brought(bias, "bias", choice)
+    x, w = problem.brought(input, "input", choice), problem.brought(weight, "weight", choice)
+    b = None if bias is None else problem.brought(bias, "bias", choice)
     places = [produced(split, "result") for split in choice]
     if any(place.is_partial() and problem.mesh.get_local_rank(at) for at, place in enumerate(places)):
         b = None  # of the parts of a sum, the first has the bias
@@ -220,15 +234,21 @@ def backward(
 ) -> tuple[DTensor | None, ...]:
     """Gradients of input, weight and bias of a checked, batched call; None where ``mask`` is False."""
     problem = Problem(input, weight, p)
-    choice = problem.choose(result=grad, input=input, weight=weight)
-    g = placements.brought(grad, "result", choice)
+    if settings.invariant and mask[0] and any(mask[1:]):
+        return (
+            *backward(grad, input, weight, p, (True, False, False))[:1],
+            *backward(grad, input, weight, p, (False, *mask[1:]))[1:],
+        )
+    choice = problem.choose(not mask[0], result=grad, input=input, weight=weight)
+    g = problem.brought(grad, "result", choice)
     found: list[DTensor | None] = [None, None, None]
     if mask[2]:
-        total = g.sum([0, *range(2, g.dim())])
+        whole = settings.invariant  # then g has all channels, and a kernel adds up its samples in order
+        total = bias_gradient(g, weight, p) if whole else g.sum([0, *range(2, g.dim())])
         places = [_of_bias(split) for split in choice]
         found[2] = problem.whole(total, "bias", places)
     if mask[0] or mask[1]:
-        x, w = placements.brought(input, "input", choice), placements.brought(weight, "weight", choice)
+        x, w = problem.brought(input, "input", choice), problem.brought(weight, "weight", choice)
         parts = _gradients(problem, problem.extend(g, choice, "result", "input"), x, w, mask)
         for at, name in enumerate(("input", "weight")):
             if parts[at] is not None:

@@ -88,6 +88,8 @@ def drawn_finding(
 
 def of_model(model: Any, inputs: Sequence[Tensor], drawn: int, seed: int) -> BatchCertificate:
     """The certificate of a model in inference, which its inputs, of several samples each, show."""
+    if not inputs:
+        raise TypeError("certify: a model needs its inputs; write certify(model, x)")
     title = (
         type(model).__name__ if isinstance(model, torch.nn.Module) else getattr(model, "__name__", "model")
     )

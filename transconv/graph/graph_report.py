@@ -481,7 +481,8 @@ def found(compiled: Any) -> list[Made]:
     left = [*_functions(compiled, model)]
     if not left:
         raise TypeError(
-            f"expected what torch.compile or transconv.optimize returned, got {type(compiled).__name__}"
+            f"expected what torch.compile or transconv.optimize returned, got {type(compiled).__name__}; "
+            'write report(torch.compile(model, backend="transconv"), x)'
         )
     calls: dict[int, Made] = {}
     like: set[int] = set()

@@ -103,8 +103,10 @@ from transconv.ir.node import field_values as field_values
 from transconv.ir.node import node as node
 from transconv.ir.operations import Call as Call
 from transconv.ir.operations import Cast as Cast
+from transconv.ir.operations import Gather as Gather
 from transconv.ir.operations import Reduce as Reduce
 from transconv.ir.operations import Renamed as Renamed
+from transconv.ir.operations import Running as Running
 from transconv.ir.operations import Select as Select
 from transconv.ir.operations import Spread as Spread
 from transconv.ir.operations import addends as addends

@@ -26,7 +26,7 @@ from transconv.ir.dtype import DType
 from transconv.ir.expr import ZERO, Expr, Like, as_expr
 from transconv.ir.node import Node, node
 from transconv.ir.rules.names import why_not_text
-from transconv.support import LayoutError
+from transconv.support import LayoutError, nearest
 
 Triple = tuple[int, int, int]  # dimension, size, stride in elements
 Parsed = tuple[int, list[Triple], int]  # number of dims, blocks, offset
@@ -44,6 +44,8 @@ _OFFSET = re.compile(r"(.*?[^@\s])\s*([+-]\d+)")
 _FORMS = (
     "a form such as nhwc, nChw16c, aBcd16b, axb, N(C/4)HW4, 4n2c7h7w32n32c, 8a@64 8b@8, or strides(64,8,1)"
 )
+
+ELSEWHERE = {"channels_last": "nhwc", "channels_first": "nchw", "contiguous": "nchw"}
 
 
 def layout_text(blocks: Sequence[Triple], packed: bool, offset: int, letters: str) -> str:
@@ -130,7 +132,8 @@ def _from_tag(
 ) -> tuple[int, list[Triple]]:
     found = _TAG.fullmatch(body)
     if found is None:
-        raise LayoutError(f"layout '{text}' is unreadable; expected {_FORMS}")
+        hint = nearest(text, (), ELSEWHERE)
+        raise LayoutError(f"layout '{text}' is unreadable; expected {_FORMS}{hint}")
     shape = _need_shape(text, shape)
     letters = _letters_of_tag(text, body, letters, len(shape))
     outer = _expand(text, found.group(1), letters)

@@ -125,6 +125,34 @@ class Reduce(Expr):
 
 
 @node
+class Running(Expr):
+    """The running reductions ``op``, a key of ``REDUCERS``, of ``x`` along a lane: of each element and
+    those before it."""
+
+    op: str
+    x: Expr
+    lane: Lane
+
+    @property
+    def dtype(self) -> DType:
+        return self.x.dtype
+
+
+@node
+class Gather(Expr):
+    """The elements of ``x`` at a place along each of some lanes. The result varies along the lanes of the
+    places in the stead of these."""
+
+    x: Expr
+    lanes: tuple[Lane, ...]
+    places: tuple[Expr, ...]
+
+    @property
+    def dtype(self) -> DType:
+        return self.x.dtype
+
+
+@node
 class Spread(Expr):
     """``x`` broadcast to all of these lanes."""
 

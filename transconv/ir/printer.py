@@ -29,7 +29,7 @@ from transconv.ir import tensor as ac
 from transconv.ir.dtype import DTYPES, boolean, f32, index
 from transconv.ir.functions.calls import REDUCERS
 from transconv.ir.node import Node
-from transconv.ir.operations import Call, Cast, Reduce, Renamed, Select, Spread
+from transconv.ir.operations import Call, Cast, Gather, Reduce, Renamed, Running, Select, Spread
 from transconv.ir.visit import find, lanes_of, walk
 
 INFIX = {
@@ -137,6 +137,13 @@ class ExprPrinter:
     def text_Renamed(self, e: Renamed) -> str:
         x = _bare(self.text(e.x))
         return f"renamed({x}, old=[{self.several(e.old)}], new=[{self.several(e.new)}])"
+
+    def text_Running(self, e: Running) -> str:
+        return f"running_{e.op}({_bare(self.text(e.x))}, over={self.text(e.lane)})"
+
+    def text_Gather(self, e: Gather) -> str:
+        x = _bare(self.text(e.x))
+        return f"gather({x}, along=[{self.several(e.lanes)}], at=[{self.several(e.places)}])"
 
     def text_Reduce(self, e: Reduce) -> str:
         return f"{e.op}({_bare(self.text(e.x))}, over={self.text(e.lane)})"

@@ -9,7 +9,7 @@ from typing import Any, TypeVar, cast
 
 from transconv.ir.expr import Expr, Lane, Var
 from transconv.ir.node import Node, field_values
-from transconv.ir.operations import Reduce, Renamed, Spread
+from transconv.ir.operations import Gather, Reduce, Renamed, Running, Spread
 from transconv.ir.stmt import Alloc, For, FuncCall, Let, Seq, Stmt, Update, seq
 
 T = TypeVar("T", bound=Node)
@@ -134,6 +134,12 @@ class _Substitute(ExprMutator):
     def mutate_Reduce(self, at: Reduce) -> Expr:
         return Reduce(at.op, self.mutate(at.x), at.lane)
 
+    def mutate_Running(self, at: Running) -> Expr:
+        return Running(at.op, self.mutate(at.x), at.lane)
+
+    def mutate_Gather(self, at: Gather) -> Expr:
+        return Gather(self.mutate(at.x), at.lanes, tuple(map(self.mutate, at.places)))
+
     def mutate_Spread(self, at: Spread) -> Expr:
         return Spread(self.mutate(at.x), at.lanes)
 
@@ -210,13 +216,13 @@ def lanes_of(e: Expr, scope: Mapping[Var, tuple[Lane, ...]] | None = None) -> tu
 
 
 def _own_lanes(e: Node) -> frozenset[Lane] | None:
-    """The lanes that an expression mentions; None if it has a Reduce or a Renamed, whose result has other
-    lanes than what is inside."""
+    """The lanes that an expression mentions; None if it has a Reduce, a Renamed or a Gather, whose
+    result has other lanes than what is inside."""
     try:
         return e._own_lanes
     except AttributeError:
         found: frozenset[Lane] | None
-        if isinstance(e, (Reduce, Renamed)):
+        if isinstance(e, (Reduce, Renamed, Gather)):
             found = None
         elif isinstance(e, Lane):
             found = frozenset((e,))
@@ -236,6 +242,9 @@ def _lanes_below_reductions(e: Node, scope: Mapping[Var, tuple[Lane, ...]]) -> f
         return frozenset(lanes_of(e.x, scope)) - {e.lane}
     if isinstance(e, Renamed):
         return frozenset(map(e.of, lanes_of(e.x, scope)))
+    if isinstance(e, Gather):
+        kept = frozenset(lanes_of(e.x, scope)).difference(e.lanes)
+        return kept.union(*[lanes_of(at, scope) for at in e.places])
     return _NO_LANES.union(*[lanes_of(c, scope) for c in e.children() if isinstance(c, Expr)])
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import logging
 import threading
+import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -162,6 +163,13 @@ class KernelLaunches:
                 f"{self.name} does not fit the chip: {error}; expected a smaller group, or "
                 f"fewer than {made.step.schedule.stages} stages"
             ) from None
+        if spilt := made.step.triton.spilled:
+            warnings.warn(
+                f"{self.name}: {spilt} bytes of the values of each thread do not fit into registers and "
+                f"are kept in memory ({made.step.schedule.warps} warps); expected a smaller group, more "
+                "warps (warps_hint=), or a loop over parts of its tiles",
+                stacklevel=2,
+            )
         return found
 
     def remember(

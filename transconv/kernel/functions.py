@@ -384,6 +384,14 @@ def reduced_axes(axis: Any, rank: int, of: object) -> tuple[int, ...]:
     return tuple(sorted(found))
 
 
+def one_axis(name: str, axis: Any, rank: int, of: object) -> int:
+    """The dimension along which a function of NumPy takes elements in their order."""
+    axes = reduced_axes(axis, rank, of)
+    if len(axes) != 1:
+        raise Refusal(f"np.{name} of {of} with axis={axis}", "one axis", f"np.{name}(x, axis=0)")
+    return axes[0]
+
+
 @dataclass(frozen=True, slots=True)
 class TileReduction:
     """A reduction of NumPy: ``op``, its row in ``ir.REDUCERS``; ``types``: ``sum`` (small integers in
@@ -409,6 +417,10 @@ _REDUCTIONS = (
 )
 REDUCTIONS = {row.name: row for row in _REDUCTIONS}
 """Every reduction, by NumPy's name; methods of tiles have these names."""
+
+
+RUNNING = {"cumsum": REDUCTIONS["sum"], "cumprod": REDUCTIONS["prod"]}
+"""The reductions of elements up to each, by NumPy's name."""
 
 
 def reduction_of(callee: Any) -> TileReduction | None:

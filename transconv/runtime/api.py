@@ -62,5 +62,8 @@ def _schedule(schedule: Schedule | str | None) -> Schedule | None:
 def _of(kind: type[_Kind], given: object, name: str) -> _Kind:
     """What was given, if it is of its kind; else raises TypeError."""
     if not isinstance(given, kind):
-        raise TypeError(f"{name}: expected a {kind.__name__} or its text, got {type(given).__name__}")
+        model = "; a model is for transconv.optimize(model, x)" if callable(given) else ""
+        raise TypeError(
+            f"{name}: expected a {kind.__name__} or its text, got {type(given).__name__}{model}"
+        )
     return given

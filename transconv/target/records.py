@@ -226,9 +226,10 @@ class Target:
                     f"target '{name}': Triton compiles for chips from sm_80 on, so torch "
                     f"computes there; expected one of {' '.join(TARGETS)}"
                 )
+            hint = "; left out, it is the GPU's here" if name.lower() in HERE else ""
             raise ScheduleError(
                 f"target '{name}' is unknown; expected one of {' '.join(TARGETS)}"
-                f"{nearest(name, TARGETS, CARDS)}"
+                f"{hint or nearest(name, TARGETS, CARDS)}"
             )
         return _switched(found)
 
@@ -264,6 +265,7 @@ CARDS = {
     "140v": "lnl",
     "cpu": "interpreter",
 }
+HERE = ("cuda", "gpu", "auto", "native")  # the chip of this machine, as others say it
 FORMER = {"xpu": "pvc"}  # a record's name before it had this one
 TOO_OLD = ("sm_70", "sm_72", "sm_75", "v100", "t4")
 

@@ -387,11 +387,15 @@ def _cast(tensor: Tensor, device: str, dtype: torch.dtype) -> Tensor:
     return tensor.to(dtype) if _is_cast(tensor, device) else tensor
 
 
-def expect_module(model: object, function: str) -> None:
-    """Raises TypeError for what is no module; ``function``: what was called with it."""
+def expect_module(model: object, function: str, filter_fn: object = None) -> None:
+    """Raises TypeError for what is no module, and for a filter of modules that is no function;
+    ``function``: what was called with them."""
     if not isinstance(model, torch.nn.Module):
         what = f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__
         raise TypeError(f"transconv.{function}: expected a torch.nn.Module, got {what}")
+    if filter_fn is not None and not callable(filter_fn):
+        what = type(filter_fn).__name__
+        raise TypeError(f"transconv.{function}: filter_fn: expected a function(module, name), got {what}")
 
 
 _sym_max: Callable[[int, int], int] = torch.sym_max

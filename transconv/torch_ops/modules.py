@@ -357,7 +357,7 @@ def convert_(
     their own, if it ends in `super().forward` or `_conv_forward`; others are left alone with a
     FallbackWarning, once for each class. `enable` reaches those. TypeError for what is no module.
     """
-    arguments.expect_module(model, "convert_")
+    arguments.expect_module(model, "convert_", filter_fn)
     converted: list[str] = []
     skipped: dict[str, str] = {}
     for name, module in model.named_modules():

@@ -8,8 +8,11 @@ is a parameter by its address, or by a descriptor of its boxes.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from math import prod
+
+import numpy as np
 
 from transconv import ir
 from transconv.backend_triton.emitters.arithmetic import ATOM, LEVEL, POSTFIX, ArithmeticSpeller
@@ -44,9 +47,21 @@ def parameters(kernel: ir.Kernel) -> tuple[Parameter, ...]:
     return tuple(Parameter(p, boxes.get(p)) for p in kernel.params)
 
 
+ONE = ir.Lane("one", 1, 128)  # a dimension of one element, behind all others
+
+
 def box_name(name: str) -> str:
     """The name in the text of a tensor's descriptor."""
     return f"{name}_box"
+
+
+def is_counted(place: ir.Expr, lanes: Sequence[ir.Lane]) -> bool:
+    """Whether a place along lanes is 0, 1, 2 and so on, from the first element to the last."""
+    if ir.free_vars(place):
+        return False
+    shape = tuple(x.extent for x in lanes)
+    found = ir.Evaluator(ir.Memory({}), {x: i for i, x in enumerate(lanes)}, len(shape)).compute(place)
+    return bool((np.broadcast_to(found, shape).ravel() == np.arange(prod(shape))).all())
 
 
 def is_lost(dtype: ir.DType, fill: float) -> bool:
@@ -98,6 +113,66 @@ class ExprSpeller(ArithmeticSpeller):
             return ir.Mul(x.b, x.a)
         return x
 
+    def spell_Running(self, e: ir.Running) -> tuple[str, int]:
+        lanes = self.lanes(e)
+        text, axis = (
+            self.text(e.x if e.lane in self.lanes(e.x) else ir.Spread(e.x, lanes)),
+            lanes.index(e.lane),
+        )
+        if not ir.REDUCERS[e.op].helper:
+            return f"{self.space}.cum{e.op}({text}, axis={axis})", POSTFIX
+        return f"{self.space}.associative_scan({text}, {axis}, {e.op}_of)", POSTFIX
+
+    def spell_Gather(self, e: ir.Gather) -> tuple[str, int]:
+        """The elements along one dimension, in which those that are looked through are joined."""
+        own, result = self.lanes(e.x), self.lanes(e)
+        known = [(lane, at) for lane, at in zip(e.lanes, e.places, strict=True) if lane in own]
+        if len(known) < len(e.lanes):  # along the others nothing varies
+            x = ir.Gather(e.x, *zip(*known, strict=True)) if known else e.x
+            return self.spell(ir.Spread(x, result))
+        kept = [x for x in own if x not in e.lanes]
+        new = [x for x in result if x not in kept] or [ONE]
+        first = len([x for x in own[: min(map(own.index, e.lanes))] if x in kept])
+        before, after = kept[:first], kept[first:]
+        place: ir.Expr = ir.ZERO
+        for lane, at in known:
+            place = at if place is ir.ZERO else place * lane.extent + at
+        order = [*before, *new, *after]
+        if prod(x.extent for x in new) == prod(x.extent for x in e.lanes) and is_counted(place, new):
+            text = self.permuted(self.text(e.x), own, [*before, *e.lanes, *after])
+            return self.permuted(self.reshaped(text, order, True), order, result), POSTFIX
+        source = self.joined(self.text(e.x), own, before, e.lanes, after)
+        every = tuple(sorted([*kept, *new], key=lambda x: (x.axis, x.name)))
+        where = self.joined(self.text(ir.Spread(place, every)), every, before, new, after)
+        made = f"{self.space}.gather({source}, {where}, {first})"
+        if new == [ONE]:
+            return f"{self.space}.sum({made}, axis={first}, dtype={self.type(e.dtype)})", POSTFIX
+        made = self.reshaped(made, order, len(new) != 1)
+        return self.permuted(made, order, result), POSTFIX
+
+    def joined(
+        self,
+        text: str,
+        own: Sequence[ir.Lane],
+        before: Sequence[ir.Lane],
+        joint: Sequence[ir.Lane],
+        after: Sequence[ir.Lane],
+    ) -> str:
+        """A tile of lanes ``own`` with dimensions ``before``, one of those of ``joint``, and ``after``."""
+        text = self.permuted(text, own, [*before, *joint, *after])
+        whole = ir.Lane("", prod(x.extent for x in joint), 0)
+        return self.reshaped(text, [*before, whole, *after], len(joint) != 1)
+
+    def reshaped(self, text: str, lanes: Sequence[ir.Lane], changes: bool) -> str:
+        shape = ", ".join(str(x.extent) for x in lanes)
+        return f"{self.space}.reshape({text}, ({shape}))" if changes else text
+
+    def permuted(self, text: str, own: Sequence[ir.Lane], lanes: Sequence[ir.Lane]) -> str:
+        order = [[*own].index(x) for x in lanes]
+        if order == sorted(order):
+            return text
+        return f"{self.space}.permute({text}, ({', '.join(map(str, order))}))"
+
     def spell_Spread(self, e: ir.Spread) -> tuple[str, int]:
         if self.lanes(e.x) == e.lanes:
             return self.spell(e.x)
@@ -109,10 +184,10 @@ class ExprSpeller(ArithmeticSpeller):
     def spell_Renamed(self, e: ir.Renamed) -> tuple[str, int]:
         """The same text, unless the new lanes come in another order."""
         before = self.lanes(e.x)
-        order = [before.index(x) for lane in self.lanes(e) for x in before if e.of(x) is lane]
-        if order == sorted(order):
+        order = [x for lane in self.lanes(e) for x in before if e.of(x) is lane]
+        if order == [*before]:
             return self.spell(e.x)
-        return f"{self.space}.permute({self.text(e.x)}, ({', '.join(map(str, order))}))", POSTFIX
+        return self.permuted(self.text(e.x), before, order), POSTFIX
 
     def spell_Load(self, e: ir.Load) -> tuple[str, int]:
         if e.tensor.number:
@@ -287,7 +362,7 @@ def emit(kernel: ir.Kernel, header: tuple[str, ...] = (), first: tuple[str, ...]
     own = ir.helpers(
         {c.name for c in ir.find(kernel, ir.Call)},
         {c.type for c in ir.find(kernel, ir.Cast)},
-        {r.op for r in ir.find(kernel, ir.Reduce)},
+        {r.op for kind in (ir.Reduce, ir.Running) for r in ir.find(kernel, kind)},
         "triton.jit",
         "tl",
     )
@@ -403,8 +478,9 @@ def spelled_lanes(root: ir.Stmt) -> list[ir.Lane]:
             stack += [*at.corner, *([at.value] if isinstance(at, ir.BoxStore) else [])]
         elif isinstance(at, (ir.SlotTile, ir.Put)):
             stack += [at.value] if isinstance(at, ir.Put) else []
-        elif isinstance(at, (ir.Alloc, ir.Spread, ir.Reduce, ir.Renamed)):  # their lanes are shapes
-            stack += [at.init if isinstance(at, ir.Alloc) else at.x]
+        elif isinstance(at, (ir.Alloc, ir.Spread, ir.Reduce, ir.Renamed, ir.Running, ir.Gather)):
+            stack += [at.init if isinstance(at, ir.Alloc) else at.x]  # their lanes are shapes
+            stack += at.places if isinstance(at, ir.Gather) else ()
         else:
             stack += at.children()
     return sorted(found, key=lambda x: (x.axis, x.name))

@@ -64,8 +64,8 @@ def why_not_stored(compute: Compute) -> str | None:
         found = np.concatenate([_places(compute, w) for w in writes])
         if len(np.unique(found)) < len(found):
             return (
-                f"several points are stored in one place of {tensor.name}; expected a place of its "
-                "own for each"
+                f"several points are stored in one place of {tensor.name}; expected a place of its own "
+                f"for each{', or another tensor for the second store' if len(writes) > 1 else ''}"
             )
     return None
 

@@ -166,6 +166,9 @@ def _watched_call(f: PublicFunction, tensors: Tensors, numbers: Numbers) -> Any:
 
 
 def _handed(f: PublicFunction, tensors: Tensors, numbers: Numbers, reason: str) -> Any:
+    if not hasattr(tensors[0], "__torch_function__"):
+        what = type(tensors[0]).__name__
+        raise TypeError(f"{f.name}: expected a tensor, got {what}; torch.as_tensor makes one")
     stats.handed_over(reason, f.name)
     return f.by_torch(tensors, numbers)
 

@@ -311,7 +311,7 @@ class FusionPlan:
     def strides(self, piece: Piece) -> tuple[Length, ...]:
         """Of a value that is stored, in elements."""
         place = self.places.get(piece)
-        return memory_of(piece if place is None else place.whole)
+        return memory_of(piece) if place is None else place.strides
 
     def note(self, value: Piece, user: Piece, reason: str) -> None:
         """That a value goes through memory, and why."""
@@ -320,26 +320,28 @@ class FusionPlan:
 
 @dataclass(frozen=True, slots=True)
 class ConcatOffset:
-    """Where a value lies: in the memory of a concatenation, so many elements behind its beginning."""
+    """Where a value lies: in the memory of a concatenation, so many elements behind its beginning, with
+    these strides."""
 
     whole: PiecewiseIndex
     behind: int
+    strides: tuple[int, ...]
 
 
 class Slices(NamedTuple):
     """Memory that several values have together: of which value, how it lies, and which others have slices
-    of it, with their sizes and how many elements behind its beginning they begin."""
+    of it, with their sizes, their strides and how many elements behind its beginning they begin."""
 
     whole: Piece
     memory: TensorMemory
-    parts: tuple[tuple[Piece, tuple[int, ...], int], ...]
+    parts: tuple[tuple[Piece, tuple[tuple[int, ...], tuple[int, ...], int]], ...]
 
 
 def slices(plan: FusionPlan) -> dict[Piece, Slices]:
     """What has memory with others, by each of these."""
-    by_whole: dict[Piece, list[tuple[Piece, tuple[int, ...], int]]] = {}
+    by_whole: dict[Piece, list[tuple[Piece, tuple[tuple[int, ...], tuple[int, ...], int]]]] = {}
     for piece, at in plan.places.items():
-        by_whole.setdefault(at.whole, []).append((piece, numbers_of(piece.shape), at.behind))
+        by_whole.setdefault(at.whole, []).append((piece, (numbers_of(piece.shape), at.strides, at.behind)))
     made = {
         w: Slices(w, TensorMemory(numbers_of(w.shape), numbers_of(memory_of(w)), w.dtype), tuple(parts))
         for w, parts in by_whole.items()

@@ -63,8 +63,9 @@ from transconv.graph.fusion.planner import (
     weigh_windows,
     widens,
 )
-from transconv.graph.sizes import Index, Length, SymbolicSize, like
-from transconv.ir import Const, FloorDiv, Var, free_vars
+from transconv.graph.sizes import Index, Length, SymbolicSize, like, with_axis
+from transconv.ir import Const, FloorDiv, Var, as_expr, free_vars, substitute
+from transconv.simplify import Facts, simplify
 
 
 def planned(
@@ -236,11 +237,15 @@ def _whole(piece: PiecewiseIndex, planner: Planner) -> None:
     """Have the parts of a concatenation stored in it, and copied where no kernel stores them."""
     plan, own = planner.plan, planner.plan.stored.get(piece)
     strides = _strides(piece, planner)
-    lies = [ConcatOffset(piece, start * strides[piece.along or 0]) for start in _starts(piece)]
+    lies = [
+        _computed(p.of, ConcatOffset(piece, start * strides[piece.along or 0], strides), planner)
+        for p, start in zip(piece.parts, _starts(piece), strict=True)
+    ]
+    runs = [strides[piece.along or 0] * like(p.of.shape[piece.along or 0]) for p in piece.parts]
     places = {
-        p.of: at
-        for p, at in reversed([*zip(piece.parts, lies, strict=True)])
-        if _may_lie(p.of, at.behind, strides, piece, planner)
+        x: at
+        for (x, at), run in reversed([*zip(lies, runs, strict=True)])
+        if _may_lie(x, at, run * piece.dtype.itemsize, planner)
     }
     if not places or (own is None and len(places) < len(piece.parts)) or (own and own.kind != "map"):
         return
@@ -252,9 +257,41 @@ def _whole(piece: PiecewiseIndex, planner: Planner) -> None:
         plan.stored[piece] = max((plan.stored[x] for x in places), key=lambda g: g.number)
         return
     own.stores.remove(piece)
-    for part, at in reversed([*zip(piece.parts, lies, strict=True)]):
-        if places.get(part.of) != at:
-            _copy(part.of, at, own, planner)
+    for x, at in reversed(lies):
+        if places.get(x) != at:
+            _copy(x, at, own, planner)
+
+
+def _computed(part: Piece, at: ConcatOffset, planner: Planner) -> tuple[Piece, ConcatOffset]:
+    """What a part of a concatenation is a view of, if a product stores that, and where it lies there."""
+    base, strides = part, at.strides
+    while base not in planner.plan.stored and viewed(base) and isinstance(base, MovedView):
+        if (found := _strides_below(base, strides)) is None:
+            return part, at
+        base, strides = base.of, found
+    group = planner.plan.stored.get(base)
+    if group is None or group.product is None:
+        return part, at
+    return base, ConcatOffset(at.whole, at.behind, strides)
+
+
+def _strides_below(view: MovedView, strides: Sequence[int]) -> tuple[int, ...] | None:
+    """The strides of what a view is of, where the view lies with these; None if it has none."""
+    assert view.back is not None
+    sizes = view.of.shape
+    own = [Var(f"d{d}") for d in range(len(sizes))]
+    facts = Facts()
+    for v, n in zip(own, sizes, strict=True):
+        facts = with_axis(facts, v.name, n)
+    place = sum((e * n for e, n in zip(view.back(tuple(own)), strides, strict=True)), start=as_expr(0))
+
+    def at(d: int) -> int:
+        found = simplify(substitute(place, {v: as_expr(int(k == d)) for k, v in enumerate(own)}), Facts())
+        return found.value if isinstance(found, Const) else 0
+
+    steps = tuple(at(d) for d in range(len(sizes)))
+    line = sum((v * n for v, n in zip(own, steps, strict=True)), start=as_expr(0))
+    return steps if simplify(place - line, facts) == as_expr(0) else None
 
 
 def _copy(part: Piece, at: ConcatOffset, own: FusionGroup, planner: Planner) -> None:
@@ -275,12 +312,11 @@ def _strides(piece: PiecewiseIndex, planner: Planner) -> tuple[int, ...]:
     return numbers_of(memory_of(piece))
 
 
-def _may_lie(
-    part: Piece, behind: int, strides: tuple[int, ...], piece: PiecewiseIndex, planner: Planner
-) -> bool:
+def _may_lie(part: Piece, at: ConcatOffset, run: int, planner: Planner) -> bool:
     """Whether the kernel that stores a value may store it so many elements behind the beginning of a
     tensor: it is needed nowhere else in an order of its own, boxes may begin there, and what is stored in
-    one piece is as long as what memory moves at once."""
+    one piece, ``run`` bytes, is as long as what memory moves at once. A product may store its result in
+    another order, if that has such rows."""
     group = planner.plan.stored.get(part)
     if (
         group is None
@@ -290,18 +326,20 @@ def _may_lie(
             isinstance(part, RegionInput)
             or part in planner.outputs
             or part in planner.plan.places
-            or part.dtype is not piece.dtype
+            or part.dtype is not at.whole.dtype
         )
     ):
         return False
     size = part.dtype.itemsize
     mine = memory_of(part)
     wide = [d for d, n in enumerate(part.shape) if n != 1]
-    order = [sorted(wide, key=lambda d: -like(own[d])) for own in (strides, mine)]
-    steps = [n for n in (behind, *(strides[d] for d in wide)) if n != 1]
-    assert piece.along is not None
-    run = strides[piece.along] * like(part.shape[piece.along]) * size
-    return order[0] == order[1] and run >= RUN and all(n * size % ALIGNED == 0 for n in steps)
+    order = [sorted(wide, key=lambda d: -like(own[d])) for own in (at.strides, mine)]
+    steps = [n for n in (at.behind, *(at.strides[d] for d in wide)) if n != 1]
+    inner = order[0][-1] if wide else 0
+    kept = order[0] == order[1] or (
+        group.product is not None and at.strides[inner] == 1 and like(part.shape[inner]) * size >= RUN
+    )
+    return kept and run >= RUN and all(n * size % ALIGNED == 0 for n in steps)
 
 
 def _slice(piece: PiecewiseIndex, planner: Planner) -> bool:
@@ -317,7 +355,8 @@ def _slice(piece: PiecewiseIndex, planner: Planner) -> bool:
         return False
     step = numbers_of(memory_of(first.whole))[piece.along or 0]
     for part, start in zip(piece.parts, _starts(piece), strict=True):
-        if plan.places.get(part.of) != ConcatOffset(first.whole, first.behind + start * step):
+        at = plan.places.get(part.of)
+        if at is None or (at.whole, at.behind) != (first.whole, first.behind + start * step):
             return False
     if own is not None:
         own.stores.remove(piece)

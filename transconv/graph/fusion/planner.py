@@ -414,7 +414,7 @@ def weigh_factor(piece: ProductSum, side: int, planner: Planner) -> None:
     views = piece.factors[side].of
     if isinstance(views, PiecewiseIndex) and views in planner.outputs:
         planner.keep(views, piece, STORED_ANYWAY, itself=True)
-    views = seen(views, stored)
+    views = seen(views, {*stored, *planner.outputs})
     for reason, there in (r for part in (piece, *piece.others) for r in planner.apart.get(part, ())):
         written = views in there or isinstance(views, (RegionInput, ConstantValue))
         kept = piece.factors[side].of if written else views

@@ -18,6 +18,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from transconv.graph.fusion.index_ir import ConstantValue, Mapped, MovedView, Piece
 from transconv.graph.lowerings import view_indexing
+from transconv.graph.lowerings.reductions import placed_sum
 from transconv.graph.lowerings.table import NodeCall, NotOurs, cast, mapped, piecewise, reduced, row, wide
 from transconv.graph.sizes import Index, Length, SymbolicSize, dense_strides, like
 from transconv.ir import TRUE, Expr, all_of, as_expr, eq, maximum, minimum
@@ -414,20 +415,20 @@ def _avg_pool_backward(call: NodeCall) -> Piece:
 
 @row("index_put", "_unsafe_index_put")
 def _put(call: NodeCall) -> Piece:
-    """The gradient of elements that were taken from places that are the same at every call, in order, as
-    interpolation takes them: each element sums its neighbours."""
+    """The gradient of elements that were taken. From places that are the same at every call, in order, as
+    interpolation takes them: each element sums its neighbours. From others: all that were taken of it."""
     x, indices, grad = call.args[:3]
     told = [(d, i) for d, i in enumerate(indices) if i is not None]
     first = told[0][0]
     alone = isinstance(x, ConstantValue) and x.value == 0 and call.arg(3, "accumulate", False)
-    if (
-        not alone
-        or len(grad.shape) != len(x.shape)
-        or [d for d, _ in told] != [*range(first, first + len(told))]
-        or any(i.values is None for _, i in told)
-    ):
+    if not alone or [d for d, _ in told] != [*range(first, first + len(told))]:
         raise NotOurs("elements are put where values say")
-    found = [_taken(i, k - len(told), x.shape[d], grad.shape[d]) for k, (d, i) in enumerate(told)]
+    if len(grad.shape) != len(x.shape) or any(i.values is None for _, i in told):
+        return placed_sum(call, x, first, [i for _, i in told], grad)
+    try:
+        found = [_taken(i, k - len(told), x.shape[d], grad.shape[d]) for k, (d, i) in enumerate(told)]
+    except NotOurs:
+        return placed_sum(call, x, first, [i for _, i in told], grad)
     seen = stretched(grad, first, x.shape[first : first + len(told)], found)
     return _each_window("sum", len(told), seen, call.dtype, "sum of neighbours")
 

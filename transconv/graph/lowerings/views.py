@@ -40,7 +40,8 @@ def _view(call: NodeCall) -> Piece:
 @row("expand")
 def _expand(call: NodeCall) -> Piece:
     x = call.args[0]
-    return _seen(call, x, view_indexing.expand(x.shape, call.shape), label="expand")
+    back = tuple if same(x.shape, call.shape) else None  # all elements, each at its own position
+    return _seen(call, x, view_indexing.expand(x.shape, call.shape), back, "expand")
 
 
 @row("permute")

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from transconv.graph.backend_options import MemoryBound, compiled_alone
 from transconv.graph.pieces.piece_passes import PiecePlan
-from transconv.support import Unsupported
+from transconv.support import Unsupported, one_line
 
 AXES = ("n", "d", "h", "w")
 UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12} | {
@@ -52,7 +52,7 @@ def within(
     if not callable(model):
         raise TypeError(f"model: expected a module or a function, got {type(model).__name__}")
     if over is not None and over not in AXES:
-        raise ValueError(f"over={over!r}; expected one of {', '.join(AXES)}, or None")
+        raise ValueError(f"over={one_line(repr(over))}; expected one of {', '.join(AXES)}, or None")
     room = None if host is None else _bytes(host, "host", 0)
     bound = MemoryBound(_bytes(memory), str(memory), over or "", room)
     return BoundedModel(getattr(model, "_orig_mod", model), bound)

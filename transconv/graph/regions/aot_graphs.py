@@ -5,6 +5,7 @@ what one leaves for the other: nothing that costs nothing to have again, and
 
     cat(a, b) read by both graphs     the concatenation, not a and b: their kernels store into it
     cast(cat(a, b))                   cat(cast(a), cast(b)): the same numbers, which may be stored in place
+    slice_scatter(0, a) + ..(0, b)    cat(a, b): gradients of slices that share nothing; select_scatter too
     max_pool backward                 the places that were chosen, each in its window, in 8 bits (others
                                       in 32), of its image the shape
     an image of a convolution         has its features last, whatever torch's order would be
@@ -24,7 +25,7 @@ import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
@@ -42,6 +43,8 @@ FREE = "transconv_free"  # in a node's meta: only kernels of the two graphs see 
 MOVED = "transconv_moved"  # of a placeholder: it lies otherwise than when the graph was traced
 POOLS = (aten.max_pool2d_with_indices_backward.default, aten.max_pool3d_with_indices_backward.default)
 CASTS = (aten._to_copy.default, torch.ops.prims.convert_element_type.default)
+SUM = aten.add.Tensor
+SCATTERS = (aten.select_scatter.default, aten.slice_scatter.default)
 LONGEST = 2**31  # places that 32 bits tell apart
 
 
@@ -53,6 +56,7 @@ def prepared(joint: fx.Graph) -> None:
     for node in [*joint.nodes]:
         if node.target in POOLS:
             _shape_alone(node)
+    parts_joined(joint)
     parts_cast(joint)
 
 
@@ -79,6 +83,96 @@ def _shape_alone(node: fx.Node) -> None:
             back = graph.call_function(aten._to_copy.default, (short,), {"dtype": torch.int64})
         back.meta |= {"val": at.clone(), "recompute": CheckpointPolicy.MUST_RECOMPUTE}
     node.args = (grad, none, *rest, back)
+
+
+def parts_joined(graph: fx.Graph) -> None:
+    """Write a sum of gradients of slices along one dim, of which no two share an element, as a
+    concatenation: what computes a part may store it in place. Elements of no slice are zeros."""
+    for node in reversed([*graph.nodes]):
+        if node.target is not SUM or not node.users or not _is_known(node):
+            continue
+        found = [_scattered(leaf) for leaf in _terms(node, node)]
+        slices = sorted((s for s in found if s is not None), key=lambda s: s.first)
+        ends = [0, *(s.last for s in slices)]
+        if (
+            len(slices) < len(found)
+            or len({s.dim for s in slices}) > 1
+            or any(s.first < end for s, end in zip(slices, ends, strict=False))
+        ):
+            continue
+        replace_node(node, aten.cat.default, (_parts(graph, node, slices), slices[0].dim))
+    graph.eliminate_dead_code()
+
+
+class ScatteredSlice(NamedTuple):
+    """A tensor that is zeros but for a slice, elements ``first`` to ``last`` - 1 along ``dim``."""
+
+    dim: int
+    first: int
+    last: int
+    source: fx.Node
+    index: bool  # whether ``source`` has no such dim
+
+
+def _terms(node: Any, whole: fx.Node) -> Iterator[Any]:
+    """The terms of a sum of tensors of one shape and type, whose partial sums have no other reader."""
+    if (
+        isinstance(node, fx.Node)
+        and node.target is SUM
+        and not node.kwargs
+        and (node is whole or len(node.users) == 1)
+        and node.meta["val"].shape == whole.meta["val"].shape
+    ):
+        for arg in node.args:
+            yield from _terms(arg, whole)
+    else:
+        yield node
+
+
+def _scattered(node: Any) -> ScatteredSlice | None:
+    """What a term is, if it is a slice in a tensor of zeros."""
+    if not isinstance(node, fx.Node) or node.target not in SCATTERS or not _is_known(node):
+        return None
+    bound = dict(zip(("zeros", "source", "dim", "start", "end", "step"), node.args, strict=False))
+    zeros, source, val = bound["zeros"], bound["source"], node.meta["val"]
+    filled = isinstance(zeros, fx.Node) and (
+        zeros.target is aten.new_zeros.default
+        or (zeros.target is aten.full.default and zeros.args[1] == 0)
+    )
+    if not filled or not isinstance(source, fx.Node) or not _is_known(source) or node.kwargs:
+        return None
+    if source.meta["val"].dtype is not val.dtype or bound.get("step", 1) != 1:
+        return None
+    dim = bound.get("dim", 0) % val.ndim
+    size, start, end = val.shape[dim], bound.get("start"), bound.get("end")
+    if node.target is aten.select_scatter.default:
+        return ScatteredSlice(dim, start % size, start % size + 1, source, True)
+    first, last, _ = slice(start, end).indices(size)
+    return ScatteredSlice(dim, first, last, source, False) if first < last else None
+
+
+def _parts(graph: fx.Graph, node: fx.Node, slices: Sequence[ScatteredSlice]) -> list[fx.Node]:
+    """The parts of a concatenation, with zeros in gaps."""
+    val, made, at = node.meta["val"], list[fx.Node](), 0
+
+    def zeros(until: int) -> None:
+        shape = [*val.shape]
+        shape[slices[0].dim] = until - at
+        if until > at:
+            options = {"dtype": val.dtype, "device": val.device, "pin_memory": False}
+            made.append(graph.call_function(aten.full.default, (shape, 0), options))
+            made[-1].meta["val"] = val.new_zeros(shape)
+
+    with graph.inserting_before(node):
+        for s in slices:
+            zeros(s.first)
+            made.append(s.source)
+            if s.index:
+                made[-1] = graph.call_function(aten.unsqueeze.default, (s.source, s.dim))
+                made[-1].meta["val"] = s.source.meta["val"].unsqueeze(s.dim)
+            at = s.last
+        zeros(val.shape[slices[0].dim])
+    return made
 
 
 def parts_cast(graph: fx.Graph) -> None:

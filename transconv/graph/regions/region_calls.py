@@ -157,9 +157,9 @@ class RegionWriter:
     def sliced(self, cut: Slices) -> Iterator[str]:
         """Memory that several values have together, and the view that each of them is."""
         yield self.allocated(cut.whole, cut.memory)
-        for piece, shape, behind in cut.parts:
+        for piece, lies in cut.parts:
             self.names[piece] = name = f"b{len(self.names)}"
-            place = ", ".join(map(self.constant, (shape, cut.memory.strides, behind)))
+            place = ", ".join(map(self.constant, lies))
             yield f"{name} = {self.names[cut.whole]}.as_strided({place})"
 
     def result(self, piece: Piece, view: Place | None) -> str:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -28,11 +27,12 @@ def {name}_of(a, b):
 
 @dataclass(frozen=True, slots=True)
 class Reducer:
-    """A reduction. ``neutral``: its initial value; ``helper``: the source of a function that combines
-    two values, where the languages have no reduction of this name that propagates NaN."""
+    """A reduction. ``neutral``: its initial value; ``numpy``: of two values; ``helper``: the source of a
+    function that combines two values, where the languages have no reduction of this name that propagates
+    NaN."""
 
     neutral: float
-    numpy: Callable[..., Any]
+    numpy: np.ufunc
     node: Callable[[Expr, Expr], Expr]  # the class of a node
     helper: str = ""
 
@@ -49,11 +49,11 @@ def _helper(name: str, says: str, body: str) -> str:
 
 
 REDUCERS = {
-    "sum": Reducer(0.0, np.sum, Add),
-    "prod": Reducer(1.0, np.prod, Mul, _helper("prod", "The product of two values.", "a * b")),
+    "sum": Reducer(0.0, np.add, Add),
+    "prod": Reducer(1.0, np.multiply, Mul, _helper("prod", "The product of two values.", "a * b")),
     "max": Reducer(
         float("-inf"),
-        np.max,
+        np.maximum,
         Max,
         _helper(
             "max",
@@ -63,7 +63,7 @@ REDUCERS = {
     ),
     "min": Reducer(
         float("inf"),
-        np.min,
+        np.minimum,
         Min,
         _helper(
             "min",

@@ -21,7 +21,7 @@ from transconv.ir import tensor as ac
 from transconv.ir.dtype import DType, boolean, promote
 from transconv.ir.functions.calls import CALLS, REDUCERS
 from transconv.ir.functions.rounding import convert
-from transconv.ir.operations import Call, Cast, Reduce, Renamed, Select, Spread
+from transconv.ir.operations import Call, Cast, Gather, Reduce, Renamed, Running, Select, Spread
 from transconv.ir.tensor import Tensor
 
 Array: TypeAlias = NDArray[Any]
@@ -363,7 +363,23 @@ class Evaluator:
         if e.op not in REDUCERS:
             raise Fault(f"the reduction {e.op} is not known")
         whole = {"dtype": x.dtype} if e.op in ("sum", "prod") else {}
-        return np.asarray(REDUCERS[e.op].numpy(x, axis, keepdims=True, **whole))
+        return np.asarray(REDUCERS[e.op].numpy.reduce(x, axis, keepdims=True, **whole))
+
+    def _Running(self, e: Running) -> Array:
+        x = self.value(Spread(e.x, (e.lane,)))
+        return np.asarray(REDUCERS[e.op].numpy.accumulate(x, self.axes[e.lane], x.dtype))
+
+    def _Gather(self, e: Gather) -> Array:
+        x, axes = self.value(Spread(e.x, e.lanes)), [self.axes[lane] for lane in e.lanes]
+        places = np.broadcast_arrays(*map(self.value, e.places))
+        for place, lane in zip(places, e.lanes, strict=True):
+            self.forbid((place < 0) | (place >= lane.extent), f"`{e}` has no element there")
+        flat = np.ravel_multi_index(places, [lane.extent for lane in e.lanes])
+        inner = x.transpose([a for a in range(x.ndim) if a not in axes] + axes)
+        inner = inner.reshape(*(1 if a in axes else n for a, n in enumerate(x.shape)), -1)
+        batch = np.broadcast_shapes(inner.shape[:-1], flat.shape)
+        inner, flat = np.broadcast_to(inner, (*batch, inner.shape[-1])), np.broadcast_to(flat, batch)
+        return np.asarray(np.take_along_axis(inner, flat[..., None], -1)[..., 0])
 
     def _Renamed(self, e: Renamed) -> Array:
         value = self.value(e.x)

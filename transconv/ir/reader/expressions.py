@@ -14,7 +14,7 @@ from transconv.ir import stmt as st
 from transconv.ir import tensor as ac
 from transconv.ir.dtype import DTYPES, DType
 from transconv.ir.functions.calls import REDUCERS
-from transconv.ir.operations import Call, Cast, Reduce, Renamed, Select, Spread
+from transconv.ir.operations import Call, Cast, Gather, Reduce, Renamed, Running, Select, Spread
 from transconv.ir.printer import INFIX, LITERAL, Header
 from transconv.ir.rules.names import DEEPEST, NAME, why_not_name, why_not_text
 from transconv.ir.tensor import Tensor
@@ -166,8 +166,9 @@ class ExpressionParser:
             return Cast(self.expression(), DTYPES[name])
         args = [self.expression()]
         while self.words.accept(","):
-            if not marked and name in REDUCERS and self.words.accept("over", "="):
-                return Reduce(name, args[0], self.one_lane())
+            op = name.removeprefix("running_")
+            if not marked and op in REDUCERS and self.words.accept("over", "="):
+                return (Reduce if op == name else Running)(op, args[0], self.one_lane())
             args.append(self.expression())
         if not marked and name in ("min", "max") and len(args) == 2:
             return (ex.Min if name == "min" else ex.Max)(*args)
@@ -196,6 +197,11 @@ class ExpressionParser:
     def form_spread(self) -> ex.Expr:
         x = self.expression()
         return Spread(x, self.lanes("over"))
+
+    def form_gather(self) -> ex.Expr:
+        x, lanes = self.expression(), self.lanes("along")
+        self.words.expect(",", "at", "=")
+        return Gather(x, lanes, self.several())
 
     def form_renamed(self) -> ex.Expr:
         x = self.expression()

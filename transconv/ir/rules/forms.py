@@ -16,7 +16,7 @@ from transconv.ir.dtype import DType, boolean
 from transconv.ir.functions.calls import CALLS, REDUCERS
 from transconv.ir.functions.rounding import is_held
 from transconv.ir.node import Node
-from transconv.ir.operations import Call, Cast, Reduce, Renamed, Select
+from transconv.ir.operations import Call, Cast, Gather, Reduce, Renamed, Running, Select
 from transconv.ir.stmt import FUNCS
 from transconv.ir.tensor import Tensor
 from transconv.ir.visit import free_vars, lanes_of
@@ -292,7 +292,7 @@ def known_function(site: Site) -> Iterator[str]:
             callee.why_not_of([a.dtype for a in call.args]) if callee.takes else callee.why_not(call.taken)
         ):
             yield f"{call.name} {reason}"
-    for reduce in site.find(Reduce):
+    for reduce in (*site.find(Reduce), *site.find(Running)):
         if reduce.op not in REDUCERS:
             yield f"no reduction {reduce.op} is known"
     if not isinstance(site.stmt, st.FuncCall):
@@ -348,6 +348,15 @@ def renamed_is_one_to_one(site: Site) -> Iterator[str]:
             yield f"`{e}` names a lane twice"
         elif twice := (site.lanes_of(e.x) - set(e.old)) & set(e.new):
             yield f"`{e}` renames a lane to {_names(twice)}, which the value has already"
+
+
+def places_are_along_lanes(site: Site) -> Iterator[str]:
+    """Elements are looked for along different lanes, at a whole number along each."""
+    for e in site.find(Gather):
+        if len(e.places) != len(e.lanes) or len(set(e.lanes)) < len(e.lanes):
+            yield f"`{e}` has {len(e.places)} places along {_names(set(e.lanes))}"
+        elif wrong := [at for at in e.places if not at.dtype.is_integer]:
+            yield f"`{e}` looks at `{wrong[0]}`, which is no whole number"
 
 
 def _names(lanes: set[ex.Lane]) -> str:

@@ -22,7 +22,7 @@ from transconv.ir import stmt as st
 from transconv.ir import tensor as ac
 from transconv.ir.functions.calls import REDUCERS
 from transconv.ir.node import Node
-from transconv.ir.operations import Reduce, Renamed, Spread
+from transconv.ir.operations import Gather, Reduce, Renamed, Running, Spread
 from transconv.ir.rules import forms as form
 from transconv.ir.rules.forms import Site, alone, sites, statements, title
 from transconv.ir.rules.names import why_not_name
@@ -37,7 +37,7 @@ STEPS = (st.Fetch, st.Put, st.Send)
 
 def values_are_scalars(site: Site) -> Iterator[str]:
     """No value has lanes yet."""
-    for kind in (ex.Lane, Reduce, Renamed, Spread):
+    for kind in (ex.Lane, Reduce, Renamed, Running, Gather, Spread):
         yield from (f"`{e}` speaks of lanes" for e in site.find(kind))
     if isinstance(site.stmt, st.Alloc) and site.stmt.lanes:
         yield f"{site.stmt.var.name} has lanes"
@@ -373,6 +373,7 @@ RULES: tuple[Rule, ...] = (
     form.known_function,
     form.lanes_agree,
     form.renamed_is_one_to_one,
+    form.places_are_along_lanes,
     form.lane_is_power_of_two,
     form.side_is_known,
     form.loop_is_simple,

@@ -23,7 +23,7 @@ from transconv.kernel.frontend.reader import (
     view_of,
 )
 from transconv.kernel.source import Refusal, dtype_of
-from transconv.kernel.tiles import arrays, tile_elements
+from transconv.kernel.tiles import arrays, rearrangements, tile_elements
 from transconv.kernel.tiles.kernel_builder import apply, as_type, clip, named, power
 from transconv.kernel.tiles.reductions import product, reduced
 from transconv.kernel.tiles.values import (
@@ -170,15 +170,20 @@ def _transpose(at: SourceReader, x: Tile, *axes: Any) -> Tile:
 
 def _reshape(at: SourceReader, x: Tile, *shape: Any) -> Tile:
     given = shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
-    return tile_elements.reshaped(at.b, x, tuple(at.b.known(given)))
+    return rearrangements.reshaped(at.b, x, at.b.known(given))
 
 
 def _reduction(row: functions.TileReduction) -> Callable[..., Tile]:
     return lambda at, x, *args, **words: reduced(at.b, row, x, *args, **words)
 
 
+def _running(name: str) -> Callable[..., Tile]:
+    return lambda at, x, axis=None: rearrangements.running(at.b, name, tile_of(x), axis)
+
+
 TILE_METHODS: dict[str, Callable[..., Any]] = {
     **{name: _reduction(row) for name, row in functions.REDUCTIONS.items()},
+    **{name: _running(name) for name in functions.RUNNING},
     "astype": lambda at, x, dtype: as_type(x, dtype_of(dtype)),
     "filled": lambda at, x, fill_value: tile_elements.without_mask(at.b, x, fill_value),
     "vec": _vec,
@@ -242,8 +247,8 @@ def _index(value: Any) -> Any:
 
 def _expand(at: SourceReader, x: Any, axis: int) -> Tile:
     x = tile_of(x)
-    place = axis % (len(x.shape) + 1)
-    return tile_elements.reshaped(at.b, x, (*x.shape[:place], 1, *x.shape[place:]))
+    place = axis % (len(x.own) + 1)
+    return rearrangements.reshaped(at.b, x, (*x.own[:place], 1, *x.own[place:]))
 
 
 NAMED: tuple[tuple[Any, Callable[..., Any]], ...] = (
@@ -256,8 +261,14 @@ NAMED: tuple[tuple[Any, Callable[..., Any]], ...] = (
         np.broadcast_to,
         lambda at, x, shape: tile_elements.spread(tile_of(x), broadcast(at.b.known(tuple(shape)))),
     ),
-    (np.reshape, lambda at, x, shape: tile_elements.reshaped(at.b, tile_of(x), at.b.known(tuple(shape)))),
-    (np.stack, lambda at, arrays, axis=0: tile_elements.stacked(at.b, arrays, at.b.known(axis))),
+    (np.reshape, lambda at, x, shape: _reshape(at, tile_of(x), shape)),
+    (
+        np.concatenate,
+        lambda at, arrays, axis=0: rearrangements.concatenated(at.b, arrays, at.b.known(axis)),
+    ),
+    (np.sort, lambda at, x, axis=-1: rearrangements.ordered(at.b, tile_of(x), axis)),
+    *((getattr(np, name), _running(name)) for name in functions.RUNNING),
+    (np.stack, lambda at, arrays, axis=0: rearrangements.stacked(at.b, arrays, at.b.known(axis))),
     (create_mapping, mapping_of),
     (atomic_ref, lambda at, x: AtomicView(view_of(x))),
     (np.arange, _arange),

@@ -14,7 +14,7 @@ from transconv.kernel.device_functions import atomic_ref, family_of
 from transconv.kernel.frontend.calls import TILE_METHODS, called
 from transconv.kernel.frontend.methods import ATTRIBUTES, ITEM_METHODS, METHODS
 from transconv.kernel.frontend.reader import GroupScope, Item, Lambda, SourceReader, is_static
-from transconv.kernel.functions import REDUCTIONS, cast, function_of
+from transconv.kernel.functions import REDUCTIONS, RUNNING, cast, function_of
 from transconv.kernel.source import Refusal, WrongScope, spelled
 from transconv.kernel.source import named as type_named
 from transconv.kernel.tiles import arrays, tile_elements
@@ -200,7 +200,8 @@ class ExpressionEvaluator(SourceReader):
             raise Refusal(f"{node.id}, {self.gone[node.id]}", "names that have a value here")
         if node.id in self.outside:
             found = self.outside[node.id]
-            if hasattr(found, "__array_interface__") or hasattr(found, "data_ptr"):
+            kind = type(found)  # a type of NumPy has attributes of arrays, too
+            if hasattr(kind, "__array_interface__") or hasattr(kind, "data_ptr"):
                 raise Refusal(f"{node.id}, an array that is no argument", "arrays as arguments")
             if isinstance(found, Tunable):
                 return self.meant.get(found.name, found.default)
@@ -357,10 +358,11 @@ class ExpressionEvaluator(SourceReader):
             return tile_elements.transposed(self.b, of)
         if name == "mask":
             return tile_elements.inactive(of)
-        if of.items and name not in REDUCTIONS and name not in ("astype", "vec", "copy", "dot", "filled"):
+        of_each = ("astype", "vec", "copy", "dot", "filled", *REDUCTIONS, *RUNNING)
+        if of.items and name not in of_each:
             raise Refusal(
                 f"`.{name}` of a value of each item",
-                " ".join(["shape", "dtype", "ndim", "T", "mask", "astype", "vec", *REDUCTIONS]),
+                " ".join(["shape", "dtype", "ndim", "T", "mask", *of_each]),
             )
         if name in TILE_METHODS:
             return BoundMethod(name, of, TILE_METHODS[name])

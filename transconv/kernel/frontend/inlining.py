@@ -79,12 +79,9 @@ class Calls(SourceReader):
             raise WrongScope(
                 f"a call of {callee.node.name} inside of {self.here.scope.value}", "the scope of the group"
             )
-        what = callee.item.scope.value
-        seen = {n: v for n, v in self.env.items() if not isinstance(v, Tile) or not v.shape or v.vector}
-        hidden = {n: f"a tile of the group, inside of {what}" for n in self.env if n not in seen}
-        with self.apart(seen, hidden):
+        with self.apart(self.env, {}):
             self.here, self.items, self.items_shape = callee.item, True, callee.item.shape
-            self.env = {n: self.each(v) for n, v in seen.items()}
+            self.env = {n: self.each(v) for n, v in self.env.items()}
             self.env[callee.node.args.args[0].arg] = callee.item
             self.returned(callee.node.body)
 

@@ -46,6 +46,8 @@ class KernelDeclaration:
         tuned: Mapping[str, int] = MappingProxyType({}),
         results: AskedResults = None,
     ) -> None:
+        if not callable(function):
+            raise KernelError(f"kernel: expected a function, got {type(function).__name__}")
         if precision not in PRECISIONS:
             raise KernelError(f"precision={precision!r}; expected one of {' '.join(PRECISIONS)}")
         self.python, self.precision = function, precision

@@ -456,7 +456,7 @@ class _Short:
                 raise _Unknown
             yield e, lane
             yield from self._needed(self.values[e], lane)
-        elif isinstance(e, ir.Reduce):
+        elif isinstance(e, (ir.Reduce, ir.Running, ir.Gather)):
             raise _Unknown
         else:
             inner = e.old[e.new.index(lane)] if isinstance(e, ir.Renamed) and lane in e.new else lane

@@ -14,8 +14,6 @@ from transconv.kernel import functions
 from transconv.kernel.source import Refusal, named
 
 Array = np.ndarray[Any, Any]
-COMBINED = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum}
-"""The function of two values that each reduction of ``ir.REDUCERS`` repeats."""
 REPEATED = 8  # whole exponents up to here are products
 
 
@@ -128,19 +126,56 @@ def converted(x: MaskedValues, dtype: DType) -> MaskedValues:
     return MaskedValues(data, x.active, dtype, vector=x.vector)
 
 
-def stacked(parts: Sequence[MaskedValues], axis: int = 0) -> MaskedValues:
-    """Values of one shape along a new dimension."""
-    if len({p.data.shape for p in parts}) > 1:
-        raise Refusal(
-            f"np.stack of the shapes {' '.join(str(p.data.shape) for p in parts)}", "equal shapes"
-        )
+def joined(name: str, parts: Sequence[MaskedValues], axis: Any = 0) -> MaskedValues:
+    """Values one behind the other along a dimension: a new one for ``stack``."""
     held = [converted(p, functions.common([q.dtype for q in parts], [])) for p in parts]
-    return MaskedValues(
-        np.stack([p.data for p in held], axis),
-        np.stack([p.active for p in held], axis),
-        held[0].dtype,
-        vector=any(p.vector for p in parts),
-    )
+    together = getattr(np, name)
+    try:
+        data, active = (
+            together(part, int(axis)) for part in zip(*((p.data, p.active) for p in held), strict=True)
+        )
+    except (ValueError, TypeError, IndexError) as error:
+        raise Refusal(f"an np.{name} that NumPy refuses: {error}") from None
+    return MaskedValues(data, active, held[0].dtype, vector=any(p.vector for p in parts))
+
+
+def picked(x: MaskedValues, places: dict[int, MaskedValues]) -> MaskedValues:
+    """The elements at places along dimensions side by side; inactive where there is none."""
+    if not all(p.dtype.is_integer for p in places.values()):
+        raise Refusal("floats as an index of a tile", "whole numbers", "np.where(x > 0, x, 0.0)")
+    at: list[Any] = [slice(None)] * x.data.ndim
+    inside = np.asarray(True)
+    for i, p in places.items():
+        size = x.data.shape[i]
+        place = np.where(p.data < 0, p.data + size, p.data).astype(np.int64)
+        at[i] = np.clip(place, 0, size - 1)
+        inside = inside & p.active & (place == at[i])
+    inside = inside.reshape(*inside.shape, *(1 for _ in at[max(places) + 1 :]))
+    return MaskedValues(x.data[tuple(at)], x.active[tuple(at)] & inside, x.dtype, vector=x.vector)
+
+
+def running(name: str, x: MaskedValues, axis: Any = None) -> MaskedValues:
+    """Sums or products of the active elements up to each."""
+    row, at = functions.RUNNING[name], one_axis(name, x, axis)
+    gives, work = functions.types_of(row, x.dtype)
+    reducer = REDUCERS[row.op]
+    held = np.where(x.active, convert(x.data, work), np.asarray(reducer.neutral, work.numpy))
+    with np.errstate(all="ignore"):
+        found = reducer.numpy.accumulate(held, at, work.numpy)
+    return MaskedValues(convert(found, gives), x.active, gives, vector=x.vector)
+
+
+def ordered(x: MaskedValues, axis: Any = -1) -> MaskedValues:
+    """Active elements from the least to the largest, before all others."""
+    at = one_axis("sort", x, axis)
+    order = np.lexsort((x.data, ~x.active), axis=at)
+    data, active = (np.take_along_axis(a, order, at) for a in (x.data, x.active))
+    return replace(x, data=data, active=active)
+
+
+def one_axis(name: str, x: MaskedValues, axis: Any) -> int:
+    """The dimension along which elements have an order."""
+    return functions.one_axis(name, axis, x.data.ndim, f"a tile of {x.data.ndim} dimensions")
 
 
 # -- reductions ------------------------------------------------------------------------------------
@@ -179,7 +214,7 @@ def reduced(
         found = _added_up(left, right, active)
     else:
         with np.errstate(all="ignore"):
-            found = COMBINED[row.op].accumulate(data, axis=-1, dtype=work.numpy)[..., -1]
+            found = REDUCERS[row.op].numpy.accumulate(data, axis=-1, dtype=work.numpy)[..., -1]
     if row.types == "place":
         found = (active & ((data == found[..., None]) | (data != data))).argmax(axis=-1)  # a NaN is found
     some = active.any(axis=-1)

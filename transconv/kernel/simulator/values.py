@@ -23,12 +23,14 @@ from transconv.ir import DType, boolean, f32, index, multiply_add
 from transconv.kernel.functions import (
     FUNCTIONS,
     REDUCTIONS,
+    RUNNING,
     TileFunction,
     clipped,
     function_of,
     held_number,
     reduction_of,
 )
+from transconv.kernel.simulator import numerics
 from transconv.kernel.simulator.numerics import (
     Array,
     MaskedValues,
@@ -38,11 +40,10 @@ from transconv.kernel.simulator.numerics import (
     power,
     product,
     reduced,
-    stacked,
 )
 from transconv.kernel.simulator.races import AccessTrace, Order, is_users
 from transconv.kernel.source import ONE_VALUE, Refusal, dtype_of, named, number_of
-from transconv.kernel.tiles.values import broadcast, described
+from transconv.kernel.tiles.values import broadcast, described, each_dimension, side_by_side
 
 SUMS = ("add", "subtract")
 
@@ -181,14 +182,14 @@ class SimulatedOperand:
             made = self.wrapped(
                 reduced(reduction, part_of(args[0]), *args[1:], **words | {"factors": factors_of(args[0])})
             )
-        elif name == "stack":
-            made = self.wrapped(stacked([part_of(v) for v in args[0]], *args[1:], **words))
+        elif name in JOINED:
+            made = self.wrapped(numerics.joined(name, [part_of(v) for v in args[0]], *args[1:], **words))
         elif name in NAMED:
             made = NAMED[name](self.wrapped(part_of(args[0])), *args[1:], **words)
         else:
             raise Refusal(
                 f"a call of {name}",
-                " ".join((*FUNCTIONS, *REDUCTIONS, *NAMED, "stack")),
+                " ".join((*FUNCTIONS, *REDUCTIONS, *NAMED, *JOINED)),
                 "np.maximum(x, 0.0)",
             )
         return made if out is None else _written_out(out, made)
@@ -205,6 +206,8 @@ class SimulatedOperand:
             return lambda *args, **words: self.wrapped(
                 reduced(row, self.part(), *args, **words | {"factors": factors_of(self)})
             )
+        if name in RUNNING:
+            return lambda axis=None: self.wrapped(numerics.running(name, self.part(), axis))
         raise AttributeError(f"{type(self).__name__} has no {name}")
 
     def astype(self, dtype: Any) -> Masked:
@@ -334,10 +337,11 @@ class Masked(SimulatedOperand):
         return Masked(self.order, data, active, self.dtype, self.vector or self.order.inside)
 
     def __getitem__(self, items: Any) -> Masked:
-        if any(isinstance(i, Masked) and i.ndim for i in _tuple(items)):
-            raise Refusal(
-                "a tile as an index of a tile", "`:`, None, numbers; tiles as indices of arrays", "X[i]"
-            )
+        every = each_dimension(_tuple(items), self.ndim, "a tile")
+        if tiles := {i: part_of(t) for i, t in enumerate(every) if np.ndim(getattr(t, "data", t))}:
+            side_by_side([i in tiles for i in range(len(every))], every)
+            cut = self[tuple(slice(None) if i in tiles else t for i, t in enumerate(every))]
+            return self.wrapped(numerics.picked(cut.part(), tiles))
         if not self.vector:
             self.touched(items)
         made = Masked(self.order, self.data[items], self.active[items], self.dtype, True)
@@ -474,7 +478,10 @@ def _full_like(x: Masked, fill_value: Any, dtype: Any = None) -> Masked:
     return one.astype(x.dtype if dtype is None else dtype)
 
 
+JOINED = ("concatenate", "stack")
 NAMED: dict[str, Callable[..., Masked]] = {
+    **{n: lambda x, axis=None, n=n: x.wrapped(numerics.running(n, x.part(), axis)) for n in RUNNING},
+    "sort": lambda x, axis=-1: x.wrapped(numerics.ordered(x.part(), axis)),
     "dot": lambda x, y: x.dot(y),
     "clip": lambda x, low=None, high=None: x.clip(low, high),
     "transpose": lambda x, axes=None: x.transpose(axes),

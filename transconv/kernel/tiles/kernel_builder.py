@@ -1,10 +1,10 @@
-"""The kernel that is being built: statements, names, what is known about positions; and functions and
-operators applied to tiles and numbers: broadcasting, types, masks.
+"""The kernel that is being built: statements, names, what is known about positions; elements of tiles at
+other places; and functions and operators applied to tiles and numbers: broadcasting, types, masks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,13 +20,16 @@ from transconv.kernel.tiles.values import (
     Mask,
     Shape,
     Tile,
+    between_lane,
     broadcast,
     combined,
     is_leaf,
+    joined,
     lanes_along,
     moved,
     own_lanes,
     proved,
+    renamed,
     tile_of,
 )
 from transconv.simplify import facts_of, range_of, reason, simplify
@@ -228,6 +231,72 @@ class Building:
     def changes(self, e: ir.Expr) -> bool:
         """Whether a value mentions names that are assigned again."""
         return bool(ir.free_vars(e) & self.changing)
+
+
+# -- elements at other places ----------------------------------------------------------------------
+
+
+def between(shape: Shape) -> tuple[ir.Lane | None, ...]:
+    """The lanes along which places in another tile are computed, one for each dimension of this shape."""
+    rank = len(shape)
+    return tuple(None if n == 1 else between_lane(rank - 1 - at, n) for at, n in enumerate(shape))
+
+
+def ways_from(shape: Shape) -> dict[ir.Lane, ir.Lane]:
+    """The lane of a dimension, by that between."""
+    found = zip(between(shape), lanes_along(shape), strict=True)
+    return {lane: to for lane, to in found if lane is not None and to is not None}
+
+
+def arranged(b: Building, x: Tile, shape: Shape, of: Sequence[int | ir.Expr], inside: Mask = ()) -> Tile:
+    """The elements of a tile in another shape. ``of``: for each dimension of the tile the one that it
+    becomes, or the place in it, along the lanes between; ``inside``: where there is such a place."""
+    after, ways = lanes_along(shape), ways_from(shape)
+    places: dict[ir.Lane, ir.Expr] = {}
+    for lane, place in zip(lanes_along(x.shape), of, strict=True):
+        if lane is not None and isinstance(place, ir.Expr):
+            places[lane] = place
+        elif lane is not None and isinstance(place, int) and (to := after[place]) is not None:
+            ways[lane] = to
+    value = b.named("value", x.expr) if places and len(ir.free_vars(x.expr)) > 1 else x.expr
+    at = _Arranged(b, places, ways)
+    mask = joined(map(at.mutate, x.mask), (b.move(m, ways) for m in inside))
+    return replace(x, shape=shape, expr=at.mutate(value), mask=b.proved(mask))
+
+
+class _Arranged(ir.ExprMutator):
+    """An expression at places along some lanes, of which all then go other ways."""
+
+    def __init__(self, b: Building, places: dict[ir.Lane, ir.Expr], ways: dict[ir.Lane, ir.Lane]) -> None:
+        super().__init__()
+        self.b, self.places, self.ways = b, places, ways
+
+    def mutate_Lane(self, at: ir.Lane) -> ir.Expr:
+        place = self.places.get(at)
+        return self.ways.get(at, at) if place is None else self.b.move(place, self.ways)
+
+    def mutate_Var(self, at: ir.Expr) -> ir.Expr:
+        lanes = ir.lanes_of(at, self.b.scope)
+        along = tuple(lane for lane in lanes if lane in self.places)
+        if not along:
+            return self.b.move(at, {lane: self.ways.get(lane, lane) for lane in lanes})
+        work = held_type(at.dtype)
+        held = ir.Gather(functions.cast(at, work), along, tuple(self.places[lane] for lane in along))
+        var = self.b.let("taken", held)
+        found = {lane: self.ways.get(lane, lane) for lane in self.b.scope[var]}
+        return functions.cast(renamed(var, found), at.dtype)
+
+    mutate_Renamed = mutate_Var
+
+
+def held_type(dtype: ir.DType) -> ir.DType:
+    """The type in which elements are moved: one of 16 bits or more, of the same values."""
+    if dtype.kind == "bool" or dtype.bits < 16:
+        return ir.f32 if dtype.kind == "float" else ir.i32
+    return dtype
+
+
+# -- functions and operators -----------------------------------------------------------------------
 
 
 def _zero(dtype: ir.DType) -> float | int | bool:

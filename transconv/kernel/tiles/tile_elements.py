@@ -9,29 +9,43 @@ from dataclasses import replace
 from typing import Any
 
 from transconv import ir
-from transconv.kernel.functions import cast, common, held_number
-from transconv.kernel.source import ONE_VALUE, Refusal
-from transconv.kernel.tiles.kernel_builder import Building, aligned, position
+from transconv.kernel.functions import cast, held_number
+from transconv.kernel.source import ONE_VALUE, Refusal, WrongScope
+from transconv.kernel.tiles.kernel_builder import (
+    Building,
+    arranged,
+    between,
+    deepened,
+    position,
+    ways_from,
+)
 from transconv.kernel.tiles.values import (
     Mask,
     Shape,
     Tile,
-    between_lane,
     broadcast,
     each_dimension,
     either,
     joined,
     lanes_along,
+    side_by_side,
     tile_of,
-    whole,
 )
 from transconv.simplify import simplify
 
 
 def taken(b: Building, x: Tile, items: Sequence[Any]) -> Tile:
-    """``x[items]``: ``:``, None, an ellipsis, and indices, which pick one element along a dimension."""
+    """``x[items]``: ``:``, None, an ellipsis, indices, which pick one element along a dimension, and tiles
+    of them. Numbers of items are each item's own."""
     b.not_of_elements("an index")
     items = [*(slice(None) for _ in range(x.items)), *each_dimension(items, len(x.own), "a tile")]
+    if any(isinstance(i, Tile) and i.own for i in items):
+        slices = (i if isinstance(i, slice) else slice(None) for i in items[x.items :] if i is not None)
+        cut = taken(b, x, [*slices])
+        return found(b, cut, items)
+    numbers = (n for i in items for n in ((i.start, i.stop) if isinstance(i, slice) else (i,)))
+    each = [n.shape for n in numbers if isinstance(n, Tile) and n.items == x.items]
+    x = b.spread(x, (*broadcast(x.shape[: x.items], *each), *x.own))
     picked, at = x, 0
     for item in items:
         if item is None:
@@ -39,7 +53,7 @@ def taken(b: Building, x: Tile, items: Sequence[Any]) -> Tile:
         if not isinstance(item, slice):
             picked = _picked(b, picked, at, item)
         elif not _is_whole(item, x.shape[at]):
-            picked = part(b, picked, at, *_bounds(b, item, x.shape[at]))
+            picked = part(b, picked, at, *_bounds(b, x, item, x.shape[at]))
         at += 1
     of: list[int | None] = []
     shape: list[int] = []
@@ -56,7 +70,7 @@ def taken(b: Building, x: Tile, items: Sequence[Any]) -> Tile:
     return replace(b.placed(picked, tuple(shape), tuple(of)), items=x.items)
 
 
-def _bounds(b: Building, item: slice, size: int) -> tuple[ir.Expr, int, int]:
+def _bounds(b: Building, x: Tile, item: slice, size: int) -> tuple[ir.Expr, int, int]:
     """The start, the size and the step of a slice whose size is known."""
     step = 1 if item.step is None else item.step
     bounds = (item.start, item.stop)
@@ -65,8 +79,8 @@ def _bounds(b: Building, item: slice, size: int) -> tuple[ir.Expr, int, int]:
         if not places:
             raise Refusal("an empty slice of a tile", "at least one element")
         return ir.Const(places.start), len(places), step
-    start = ir.ZERO if item.start is None else position(item.start, "a bound of a slice")
-    stop = ir.as_expr(size) if item.stop is None else position(item.stop, "a bound of a slice")
+    start = ir.ZERO if item.start is None else _number(b, x, item.start, "a bound of a slice")
+    stop = ir.as_expr(size) if item.stop is None else _number(b, x, item.stop, "a bound of a slice")
     if not b.is_not_negative(start):
         raise Refusal(
             "a slice of a tile whose start may be below 0 at run time, where NumPy counts from the end",
@@ -83,9 +97,14 @@ def _bounds(b: Building, item: slice, size: int) -> tuple[ir.Expr, int, int]:
     return start, int(count.value), 1
 
 
+def _number(b: Building, x: Tile, value: Any, what: str) -> ir.Expr:
+    """A number as a position along a tile; that of items varies along them."""
+    place, given = position(value, what, x.items), tile_of(value)
+    return deepened(b, replace(given, expr=place), len(x.own)).expr
+
+
 def part(b: Building, x: Tile, at: int, start: ir.Expr, size: int, step: int = 1) -> Tile:
-    """``size`` elements along a dimension, from ``start`` on; those beyond the tile are inactive. Each is
-    the sum of one element and zeros."""
+    """``size`` elements along a dimension, from ``start`` on; those beyond the tile are inactive."""
     before, shape = x.shape[at], tuple(size if i == at else n for i, n in enumerate(x.shape))
     old, new = lanes_along(x.shape)[at], lanes_along(shape)[at]
     first = start.value if isinstance(start, ir.Const) else None
@@ -95,22 +114,39 @@ def part(b: Building, x: Tile, at: int, start: ir.Expr, size: int, step: int = 1
         return replace(x, shape=shape, mask=b.proved(joined(x.mask, where)))
     if first == 0 and step == 1 and new is old:
         return replace(x, shape=shape, mask=joined(x.mask, [] if size <= before else [old < before]))
-    between = between_lane(len(x.shape) - 1 - at, before)
-    there = start if new is None else start + (new if step == 1 else new * step)
-    here, end = ir.eq(between, there), [between < before] if between.extent != before else []
+    along = between(shape)[at]
+    there = start if along is None else start + (along if step == 1 else along * step)
+    bounds = b.proved((there < before, there >= 0))  # also of lanes beyond the end
+    place = simplify(ir.minimum(ir.maximum(there, 0), before - 1), b.facts) if bounds else there
+    of = [place if i == at else i for i in range(len(shape))]
+    return arranged(b, x, shape, of, () if inside else bounds)
 
-    def moved(e: ir.Expr, dtype: Any, op: str) -> ir.Expr:
-        zero = ir.Const(0.0 if dtype.kind == "float" else 0, dtype)
-        one = ir.Select(ir.all_of([here, *end]), cast(b.move(e, {old: between}), dtype), zero)
-        return b.let("part", ir.Reduce(op, one, between))
 
-    value: ir.Expr = x.expr
-    if old in ir.lanes_of(x.expr, b.scope):
-        work = ir.i32 if x.dtype.kind in ("bool", "index") or x.dtype.bits < 16 else x.dtype
-        value = cast(moved(x.expr, work, "sum"), x.dtype)
-    mask = [moved(m, ir.i32, "max") > 0 if old in ir.lanes_of(m, b.scope) else m for m in x.mask]
-    mask += [] if inside else [there < before] + ([] if b.is_not_negative(there) else [there >= 0])
-    return replace(x, shape=shape, expr=value, mask=b.proved(tuple(mask)))
+def found(b: Building, x: Tile, items: Sequence[Any]) -> Tile:
+    """``x[:, t]``: elements at places along dimensions side by side, one for each element of the tiles;
+    inactive where a place is not in the tile. Places below 0 count from the end."""
+    at = [i for i, item in enumerate(items) if isinstance(item, Tile)]
+    places = [tile_of(items[i]) for i in at]
+    side_by_side([isinstance(i, Tile) for i in items], items)
+    if x.items or any(t.items for t in places):
+        raise WrongScope("a tile as an index of a tile inside of items", "the scope of the group; numbers")
+    if any(not t.dtype.is_integer for t in places):
+        raise Refusal(f"{places[0]} as an index of a tile", "whole numbers", "np.where(x > 0, x, 0.0)")
+    mine = broadcast(*(t.shape for t in places))
+    shape = (*x.shape[: at[0]], *mine, *x.shape[at[-1] + 1 :])
+    of: list[int | ir.Expr] = [i if i < at[0] else i - len(at) + len(mine) for i in range(len(x.shape))]
+    ways = {to: lane for lane, to in ways_from(shape).items()}
+    inside: list[ir.Expr] = []
+    for i, t in zip(at, places, strict=True):
+        wide = (*(None for _ in range(len(mine) - len(t.shape))), *range(len(t.shape)))
+        dims = (*(None for _ in range(at[0])), *wide, *(None for _ in items[at[-1] + 1 :]))
+        there = b.placed(t, tuple(1 if k is None else t.shape[k] for k in dims), dims)
+        e = b.named("place", b.move(cast(there.expr, ir.index), ways))
+        e = e if b.is_not_negative(e) else b.named("place", ir.select(e < 0, e + x.shape[i], e))
+        bounds = b.proved((e >= 0, e < x.shape[i]))
+        inside += (*(b.move(m, ways) for m in there.mask), *bounds)
+        of[i] = b.named("place", ir.select(ir.all_of(bounds), e, ir.ZERO) if bounds else e)
+    return arranged(b, x, shape, of, joined(inside))
 
 
 def resized(b: Building, x: Tile, shape: Shape) -> Tile:
@@ -133,7 +169,7 @@ def _is_whole(item: slice, size: int) -> bool:
 
 def _at(b: Building, x: Tile, at: int, item: Any) -> tuple[ir.Lane | None, ir.Expr, Mask]:
     """The lane of a dimension, an index in it, and where there is one."""
-    size, place = x.shape[at], position(item)
+    size, place = x.shape[at], _number(b, x, item, "an index")
     there = b.proved(() if isinstance(place, ir.Const) else (place < size, place >= -size))
     if isinstance(place, ir.Const):
         if not -size <= place.value < size:
@@ -152,6 +188,10 @@ def _picked(b: Building, x: Tile, at: int, item: Any) -> Tile:
     shape = tuple(1 if i == at else n for i, n in enumerate(x.shape))
     if lane is None:
         return replace(x, shape=shape, mask=joined(x.mask, there_is))
+    if ir.lanes_of(place, b.scope):  # another one for each item
+        place = simplify(ir.minimum(ir.maximum(place, 0), x.shape[at] - 1), b.facts) if there_is else place
+        of = [place if i == at else i for i in range(len(shape))]
+        return arranged(b, x, shape, of, there_is)
     if isinstance(x.expr, ir.Const):
         value: ir.Expr = x.expr
     else:
@@ -168,12 +208,18 @@ def _picked(b: Building, x: Tile, at: int, item: Any) -> Tile:
             mask.append(b.let("active", ir.Reduce("max", there, lane)) > 0)
         else:
             mask.append(ir.substitute(m, lanes))
-    return Tile(shape, value, b.proved(joined(mask, there_is)), x.vector)
+    return replace(x, shape=shape, expr=value, mask=b.proved(joined(mask, there_is)))
 
 
 def assigned(b: Building, x: Tile, items: Sequence[Any], value: Any) -> Tile:
     """``x`` after ``x[items] = value``: active where it was, and where active elements are written."""
-    if x.vector or x.items:
+    if x.items:
+        raise WrongScope(
+            "an assignment to elements of a tile by items",
+            "elements of arrays; kernel.simulate, which orders what items write by barriers",
+            "Y[i] = x",
+        )
+    if x.vector:
         raise Refusal(
             "an assignment to elements of a vector",
             "tiles; vectors do not change",
@@ -274,53 +320,6 @@ def transposed(b: Building, x: Tile, axes: Sequence[int] | None = None) -> Tile:
         raise Refusal(f"the axes {order} of {x}", "each axis once")
     order = (*range(x.items), *(x.items + a % rank for a in order))
     return replace(b.placed(x, tuple(x.shape[a] for a in order), order), items=x.items)
-
-
-def reshaped(b: Building, x: Tile, shape: Shape) -> Tile:
-    """The tile with dimensions of one element added or removed."""
-    if [n for n in shape if n != 1] != [n for n in x.shape if n != 1]:
-        raise Refusal(f"{x} reshaped to {shape}", "other dimensions of one element only", "x[:, None]")
-    sources = [i for i, n in enumerate(x.shape) if n != 1]
-    of = [sources.pop(0) if n != 1 else None for n in shape]
-    return b.placed(x, shape, tuple(of))
-
-
-def stacked(b: Building, values: Any, axis: int = 0) -> Tile:
-    """``np.stack``: tiles of one shape along a new dimension, each as active as it is."""
-    if not isinstance(values, (tuple, list)) or not values:
-        raise Refusal(
-            "np.stack of other than several tiles", "a tuple or list of tiles", "np.stack((x, y), axis=1)"
-        )
-    given = aligned(b, [tile_of(v) for v in values])
-    if len({t.own for t in given}) > 1:
-        raise Refusal(f"np.stack of the shapes {' '.join(str(t.own) for t in given)}", "equal shapes")
-    items, rank, n = max(t.items for t in given), len(given[0].own), len(given)
-    if not isinstance(axis, int) or not -rank - 1 <= axis <= rank:
-        raise Refusal(f"axis {axis} of a stack of tiles of {rank} dimensions", f"{-rank - 1} to {rank}")
-    place, dtype = items + axis % (rank + 1), common([t.dtype for t in given], [])
-    parts = [
-        _deeper(b, b.spread(t, (*broadcast(*(t.shape[: t.items] for t in given)), *t.own)), place)
-        for t in given
-    ]
-    shape = (*parts[0].shape[:place], n, *parts[0].shape[place + 1 :])
-    lane = lanes_along(shape)[place]
-
-    def chosen(first: int, last: int, each: Sequence[ir.Expr]) -> ir.Expr:
-        if lane is None or last - first == 1 or len({*each[first:last]}) == 1:
-            return each[first]
-        middle = (first + last) // 2
-        return ir.select(lane < middle, chosen(first, middle, each), chosen(middle, last, each))
-
-    made = b.let("stacked", chosen(0, n, [cast(t.expr, dtype) for t in parts]))
-    masks = [whole(t.mask) for t in parts]
-    mask = parts[0].mask if len({*masks}) == 1 else (chosen(0, n, masks),)
-    return Tile(shape, made, mask, any(t.vector for t in given), items)
-
-
-def _deeper(b: Building, x: Tile, place: int) -> Tile:
-    """A tile with one more dimension, of one element."""
-    of = (*range(place), None, *range(place, len(x.shape)))
-    return b.placed(x, (*x.shape[:place], 1, *x.shape[place:]), of)
 
 
 def spread(x: Tile, shape: Shape) -> Tile:

@@ -72,6 +72,15 @@ def each_dimension(items: Sequence[Any], ndim: int, of: str = "an array") -> lis
     return found
 
 
+def side_by_side(tiles: Sequence[bool], items: Sequence[Any]) -> None:
+    """Refuse indices of a tile of which some are tiles, and others are no slices or stand between them."""
+    first, last = tiles.index(True), len(tiles) - 1 - tiles[::-1].index(True)
+    if not all(tiles[first : last + 1]) or not all(
+        tile or isinstance(i, slice) for tile, i in zip(tiles, items, strict=True)
+    ):
+        raise Refusal("a tile beside other indices of a tile", "tiles side by side, and slices", "x[:, i]")
+
+
 def lanes_along(shape: Sequence[int]) -> tuple[ir.Lane | None, ...]:
     """The lane of each dimension."""
     if len(shape) > len(PLACES):
@@ -85,7 +94,7 @@ def inner_lane(size: int) -> ir.Lane:
 
 
 def between_lane(place: int, size: int) -> ir.Lane:
-    """The lane along which elements of a dimension are looked for, beside that of those that are found."""
+    """The lane along which elements of a dimension are looked for, between it and that of the next."""
     return ir.Lane(f"found_{PLACES[place]}{capacity(size)}", capacity(size), LAST - 2 * place - 1)
 
 

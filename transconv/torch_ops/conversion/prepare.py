@@ -61,7 +61,7 @@ def prepare(
             _run(model, given, backward)
         route_cache.forget(registries=False)
         left = tuple(sorted(counted().fallback.items()))
-    with tqdm(total=len(questions), unit="problem", disable=not progress) as bar:
+    with tqdm(total=len(questions), unit="problem", disable=not (progress and questions)) as bar:
 
         def ended(question: PlanRequest, has_plan: bool) -> None:
             for device in devices if has_plan else ():

@@ -96,10 +96,10 @@ def find(req: CallAttributes, tensors: Tensors, activation: str, mode: str) -> R
     return RouteMatch(route_cache.keep(key, made), False, flags, aligned)
 
 
-def refuse(activation: str | None) -> NoReturn:
+def refuse(activation: object) -> NoReturn:
     """RuntimeError: the activation is unknown."""
     known = [*filter(None, ACTIVATIONS)]
-    hint = nearest(str(activation), known)
+    hint = nearest(getattr(activation, "__name__", str(activation)), known)
     raise RuntimeError(f"activation '{activation}' is unknown; expected one of: {', '.join(known)}{hint}")
 
 

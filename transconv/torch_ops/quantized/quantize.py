@@ -96,7 +96,7 @@ def quantize_(
     take their places. Returns what was quantised and what was left, with reasons. ValueError for an
     unknown kind, a configuration that means none, or fast sums of another kind; TypeError for another
     calibration."""
-    arguments.expect_module(model, "quantize_")
+    arguments.expect_module(model, "quantize_", filter_fn)
     how = kind_of(kind)
     if not (calibration is None or callable(calibration) or hasattr(calibration, "__iter__")):
         raise TypeError(
