@@ -1,4 +1,4 @@
-"""Rows of reductions, and of moments and norms."""
+"""Rows of reductions, of elements that are put where others were taken, and of moments and norms."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any
 
+import numpy as np
 import torch
 
-from transconv.graph.fusion.index_ir import Piece, Reduced
+from transconv.graph.fusion.index_ir import ConstantValue, Mapped, MovedView, Piece, Reduced
+from transconv.graph.lowerings import view_indexing
+from transconv.graph.lowerings.pools import Stretch, each_window, stretched
 from transconv.graph.lowerings.table import (
     TYPES,
     NodeCall,
@@ -23,7 +26,8 @@ from transconv.graph.lowerings.table import (
     row,
     wide,
 )
-from transconv.graph.sizes import Fraction
+from transconv.graph.sizes import Fraction, Index, Length, SymbolicSize
+from transconv.ir import all_of, eq
 
 
 def dims_of(given: Any, rank: int) -> tuple[int, ...]:
@@ -99,6 +103,97 @@ def _place(call: NodeCall) -> Piece | tuple[Piece, ...]:
         raise NotOurs("places of extremes of whole numbers")
     place = _over(call, f"arg{op}", x, torch.int64)
     return place if call.name.startswith("arg") else (_extreme_of(call, op), place)
+
+
+MOST_COMPARED = 1 << 27  # elements: some 15 us of a large chip, less than torch takes to sort places
+
+
+def _placed_sum(call: NodeCall, x: Piece, first: int, indices: Sequence[Piece], grad: Piece) -> Piece:
+    """The sum of all elements of ``grad`` that go to the same place of a small tensor shaped like ``x``:
+    each place compares itself with all indices, which stand for the dims from ``first`` on, in the order
+    of the elements. Raises NotOurs where that takes longer than to sort the indices."""
+    last, sizes = first + len(indices), call.shape
+    taken = grad.shape[first : len(grad.shape) - len(x.shape) + last]
+    n = len(taken)
+    whole = (*sizes, *taken)
+    if not all(isinstance(size, int) for size in whole) or prod(whole) > MOST_COMPARED:
+        raise NotOurs("elements are put where values say")
+    if kind(grad.dtype) != "float" or any(kind(i.dtype) != "int" for i in indices):
+        raise NotOurs("whole numbers, or where a mask holds")
+
+    def element(at: Index) -> Index:
+        return (*at[:first], *at[len(sizes) :], *at[last : len(sizes)])
+
+    seen = [MovedView(shape=whole, dtype=grad.dtype, of=grad, move=element, label="put")]
+    seen += [
+        MovedView(
+            shape=whole,
+            dtype=i.dtype,
+            of=expanded(i, taken),
+            move=lambda at: at[len(sizes) :],
+            label="put",
+        )
+        for i in indices
+    ]
+    places = [f"{{{1 + len(indices) + d}}}" for d in range(len(indices))]
+    told = [
+        f"({{{1 + d}}} == {place} or {{{1 + d}}} + {sizes[first + d]} == {place})"
+        for d, place in enumerate(places)
+    ]
+    chosen = Mapped(
+        shape=whole,
+        dtype=grad.dtype,
+        inputs=tuple(seen),
+        place=lambda at: at[first:last],
+        work=2 * len(indices),
+        write=f"where({' and '.join(told)}, {{0}}, 0.0)".format,
+        label="put",
+    )
+    return reduced("sum", range(len(whole) - n, len(whole)), chosen, dtype=call.dtype, label="put")
+
+
+@row("index_put", "_unsafe_index_put")
+def _put(call: NodeCall) -> Piece:
+    """The gradient of elements that were taken. From places that are the same at every call, in order, as
+    interpolation takes them: each element sums its neighbours. From others: all that were taken of it."""
+    x, indices, grad = call.args[:3]
+    told = [(d, i) for d, i in enumerate(indices) if i is not None]
+    first = told[0][0]
+    alone = isinstance(x, ConstantValue) and x.value == 0 and call.arg(3, "accumulate", False)
+    if not alone or [d for d, _ in told] != [*range(first, first + len(told))]:
+        raise NotOurs("elements are put where values say")
+    if len(grad.shape) != len(x.shape) or any(i.values is None for _, i in told):
+        return _placed_sum(call, x, first, [i for _, i in told], grad)
+    try:
+        found = [_taken(i, k - len(told), x.shape[d], grad.shape[d]) for k, (d, i) in enumerate(told)]
+    except NotOurs:
+        return _placed_sum(call, x, first, [i for _, i in told], grad)
+    seen = stretched(grad, first, x.shape[first : first + len(told)], found)
+    return each_window("sum", len(told), seen, call.dtype, "sum of neighbours")
+
+
+def _taken(index: Piece, dim: int, size: Length, made: Length) -> Stretch:
+    """Which elements, along a dim of the index, were taken from each of a dim."""
+    values = index.values
+    assert values is not None
+    if isinstance(size, SymbolicSize) or values.numel() != made or values.shape[dim:][:1] != (made,):
+        raise NotOurs("places of several dims")
+    flat = values.flatten().numpy()
+    if (np.diff(flat) < 0).any() or flat[0] < 0:
+        raise NotOurs("places that are in no order")
+    line, places = view_indexing.fitted(flat.astype(np.int64)), np.arange(size)
+    first, last = (np.searchsorted(flat, places, side).astype(np.int64) for side in ("left", "right"))
+    if ((last - first) == last[0]).all() and (begin := view_indexing.fitted(first)) is not None:
+        return Stretch(begin, int(last[0]), None)
+    if line is None:
+        raise NotOurs("places that no division of whole numbers gives")
+    # From the first one on that the line has there, or that is cut off to it.
+    up, down = (line.up, line.down) if line.up else (1, 0)
+    early = (places * down - line.add + up - 1) // up if line.up else 0 * places
+    shift = int(np.where(last > first, early - first, 0).max(initial=0))
+    begin = view_indexing.IndexLine(down, (up - 1 - line.add if line.up else 0) - shift * up, up)
+    most = int(np.where(last > first, last - early + shift, 0).max())
+    return Stretch(begin, most, lambda place, i: all_of([i >= 0, i < len(flat), eq(line(i), place)]))
 
 
 # -- moments ---------------------------------------------------------------------------------------

@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from math import prod
 from typing import Any, NamedTuple
 
 import torch
@@ -28,7 +27,7 @@ from transconv.graph.fusion.index_ir import (
     Reduced,
 )
 from transconv.graph.lowerings import view_indexing
-from transconv.graph.sizes import Fraction, Index, Length, Move, SymbolicSize, Where, same
+from transconv.graph.sizes import Fraction, Length, Move, SymbolicSize, Where, same
 from transconv.ir import held_constant, is_near
 from transconv.support import StageError, TransconvError
 
@@ -412,53 +411,6 @@ def reduced(
     return Reduced(
         shape=shape, dtype=dtype, inputs=inputs, op=op, dims=tuple(dims), label=label or op, write=write
     )
-
-
-MOST_COMPARED = 1 << 27  # elements: some 15 us of a large chip, less than torch takes to sort places
-
-
-def placed_sum(call: NodeCall, x: Piece, first: int, indices: Sequence[Piece], grad: Piece) -> Piece:
-    """The sum of all elements of ``grad`` that go to the same place of a small tensor shaped like ``x``:
-    each place compares itself with all indices, which stand for the dims from ``first`` on, in the order
-    of the elements. Raises NotOurs where that takes longer than to sort the indices."""
-    last, sizes = first + len(indices), call.shape
-    taken = grad.shape[first : len(grad.shape) - len(x.shape) + last]
-    n = len(taken)
-    whole = (*sizes, *taken)
-    if not all(isinstance(size, int) for size in whole) or prod(whole) > MOST_COMPARED:
-        raise NotOurs("elements are put where values say")
-    if kind(grad.dtype) != "float" or any(kind(i.dtype) != "int" for i in indices):
-        raise NotOurs("whole numbers, or where a mask holds")
-
-    def element(at: Index) -> Index:
-        return (*at[:first], *at[len(sizes) :], *at[last : len(sizes)])
-
-    seen = [MovedView(shape=whole, dtype=grad.dtype, of=grad, move=element, label="put")]
-    seen += [
-        MovedView(
-            shape=whole,
-            dtype=i.dtype,
-            of=expanded(i, taken),
-            move=lambda at: at[len(sizes) :],
-            label="put",
-        )
-        for i in indices
-    ]
-    places = [f"{{{1 + len(indices) + d}}}" for d in range(len(indices))]
-    told = [
-        f"({{{1 + d}}} == {place} or {{{1 + d}}} + {sizes[first + d]} == {place})"
-        for d, place in enumerate(places)
-    ]
-    chosen = Mapped(
-        shape=whole,
-        dtype=grad.dtype,
-        inputs=tuple(seen),
-        place=lambda at: at[first:last],
-        work=2 * len(indices),
-        write=f"where({' and '.join(told)}, {{0}}, 0.0)".format,
-        label="put",
-    )
-    return reduced("sum", range(len(whole) - n, len(whole)), chosen, dtype=call.dtype, label="put")
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
