@@ -453,7 +453,7 @@ def cuobjdump_chips(folder: Path | None) -> frozenset[int]:
         Path(str(importlib.metadata.distribution("triton").locate_file(""))) if folder is None else folder
     )
     own = place / "triton" / "backends" / "nvidia" / "bin" / "cuobjdump"
-    tool = os.environ.get("TRITON_CUOBJDUMP_PATH", own)
+    tool = knobs.given("TRITON_CUOBJDUMP_PATH").get("TRITON_CUOBJDUMP_PATH", own)
     page = subprocess.run([tool, "--help"], capture_output=True, text=True, check=True).stdout
     return frozenset(int(n) for n in re.findall(r"'sm_(\d+)'", page))
 

@@ -139,7 +139,7 @@ def prepare(scratch: str, launchers: str = "") -> None:
     one in more time than Triton takes for a small kernel, and kernels of as many arguments have the same
     (12 in 81 kernels)."""
     mine = _worker()
-    if os.environ.get("TRITON_INSTRUMENTATION_MODE"):  # ConSan keeps what it knows in memory of the launch
+    if knobs.given("TRITON_INSTRUMENTATION_MODE"):  # ConSan keeps what it knows in memory of the launch
         import torch
         import triton
 
