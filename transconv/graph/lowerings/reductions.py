@@ -8,9 +8,8 @@ from typing import Any
 
 import torch
 
-from transconv.graph.fusion.index_ir import Piece, Reduced
+from transconv.graph.fusion.index_ir import TYPES, Piece, Reduced
 from transconv.graph.lowerings.table import (
-    TYPES,
     NodeCall,
     NotOurs,
     cast,
