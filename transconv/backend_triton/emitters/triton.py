@@ -362,7 +362,7 @@ def emit(kernel: ir.Kernel, header: tuple[str, ...] = (), first: tuple[str, ...]
     own = ir.helpers(
         {c.name for c in ir.find(kernel, ir.Call)},
         {c.type for c in ir.find(kernel, ir.Cast)},
-        {r.op for kind in (ir.Reduce, ir.Running) for r in ir.find(kernel, kind)},
+        {*(r.op for r in ir.find(kernel, ir.Reduce)), *(r.op for r in ir.find(kernel, ir.Running))},
         "triton.jit",
         "tl",
     )

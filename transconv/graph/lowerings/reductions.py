@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from transconv.graph.fusion.index_ir import ConstantValue, Mapped, MovedView, Piece, Reduced
+from transconv.graph.fusion.index_ir import TYPES, ConstantValue, Mapped, MovedView, Piece, Reduced
 from transconv.graph.lowerings import view_indexing
 from transconv.graph.lowerings.pools import Stretch, each_window, stretched
 from transconv.graph.lowerings.table import (
-    TYPES,
     NodeCall,
     NotOurs,
     cast,

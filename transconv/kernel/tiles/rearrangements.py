@@ -35,7 +35,7 @@ def reshaped(b: Building, x: Tile, shape: Sequence[Any]) -> Tile:
             continue
         flat: ir.Expr = ir.ZERO
         for lane, n in ((lanes[i], new[i]) for i in right):
-            flat = flat * n + ir.as_expr(lane)
+            flat = flat * n + (ir.ZERO if lane is None else lane)
         for i in reversed(left):
             of[i], flat = simplify(flat % old[i], b.facts), flat // old[i]
     return arranged(b, x, new, of)
@@ -144,7 +144,7 @@ def ordered(b: Building, x: Tile, axis: Any = -1) -> Tile:
     count = lane.extent.bit_length() - 1
     digits = [ir.Lane(f"digit{k}", 2, 2 * LAST - k) for k in range(count)]
     place = ir.sum_of([d * (1 << k) for k, d in enumerate(digits)])
-    made = b.let(
+    made: ir.Expr = b.let(
         "apart",
         ir.Gather(b.let("value", _wide(b, b.where(number, value, last), x, lane)), (lane,), (place,)),
     )
