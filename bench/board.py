@@ -99,10 +99,12 @@ def predictions_of(card: str) -> dict[tuple[str, str], Row]:
 
 def chips_board(shared: dict[str, list[SharedMeasurement]]) -> str:
     """A line for each card, with the five marks."""
-    record = [r for r in read(RECORD) if r["triton"] == TRITON or r["triton"].startswith("3.3")]
+    record = read(RECORD)
     lines = []
     for card, target in CARDS.items():
-        kernels = [r for r in record if r["target"] == target.name]
+        rows = [r for r in record if r["target"] == target.name]
+        # By the pinned Triton, or the one that compiles for the chip.
+        kernels = [r for r in rows if r["triton"] == TRITON] or rows
         spilt = sum(r["spill_bytes"] != "0" for r in kernels)
         file = file_of(card)
         lines.append(

@@ -52,7 +52,7 @@ def encoded(model: Any, x: Tensor) -> Tensor:
 
 def called(model: Any, *given: Tensor) -> Any:
     made = model(*given)
-    return getattr(made, "sample", made)
+    return getattr(made, "sample", getattr(made, "logits", made))
 
 
 def autoencoder(kind: str, **sizes: Any) -> Callable[[bool], nn.Module]:
@@ -159,6 +159,22 @@ def classifier(package: str, name: str) -> Callable[[bool], nn.Module]:
     return build
 
 
+def masks(small: bool) -> nn.Module:
+    import segmentation_models_pytorch
+
+    tiny = {"encoder_name": "tu-test_resnet", "decoder_channels": (8, 8, 8, 8, 4)}
+    made: nn.Module = segmentation_models_pytorch.Unet(encoder_weights=None, **(tiny if small else {}))
+    return made
+
+
+def labels(small: bool) -> nn.Module:
+    """ResNet-50; its class's own defaults."""
+    from transformers import ResNetConfig, ResNetForImageClassification
+
+    tiny = {"embedding_size": 4, "hidden_sizes": [4], "depths": [1], "layer_type": "basic"}
+    return ResNetForImageClassification(ResNetConfig(**(tiny if small else {})))
+
+
 def noise(*shape: int, small: tuple[int, ...]) -> Callable[[bool], tuple[Tensor, ...]]:
     return lambda tiny: (torch.randn(small if tiny else shape),)
 
@@ -238,6 +254,12 @@ SUBJECTS = {
         noise(32, 3, 224, 224, small=(1, 3, 32, 32)),
         called,
         whole,
+    ),
+    "smp_unet": Subject(
+        "segmentation_models_pytorch", masks, noise(8, 3, 512, 512, small=(1, 3, 32, 32)), called, whole
+    ),
+    "transformers_resnet50": Subject(
+        "transformers", labels, noise(32, 3, 224, 224, small=(1, 3, 32, 32)), called, whole
     ),
     "torchvision_resnet50": Subject(
         "torchvision",

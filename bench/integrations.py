@@ -47,15 +47,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sides", type=ranges.some_of(*SIDES), default=",".join(SIDES))
     parser.add_argument("--device", type=at_hand, default=at_hand())
     parser.add_argument("--small", action="store_true", help="a few features, as a CPU has them")
-    parser.add_argument(
-        "--together", type=ranges.processes, default=4, help="processes that compile at the same time"
-    )
-    parser.add_argument("--limit", type=ranges.limit, default=240, help="seconds to compile one model")
-    parser.add_argument(
-        "--time-budget", type=ranges.seconds, default=540, help="seconds; then everything ends"
-    )
+    waves.arguments(parser, "model", together=4, limit=240, budget=540)
     parser.add_argument("--retry", default="", help="errors to measure again: timeout,crash,...")
-    parser.add_argument("--cache", default="", help="folder of compiled kernels")
 
 
 def main(options: argparse.Namespace) -> int:

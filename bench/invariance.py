@@ -36,6 +36,7 @@ from bench.size_calls import switched
 from transconv.cli.arguments import ranges
 from transconv.conv import DIRECTIONS, CompiledDirection, ConvProblem, ConvWorkload, ListedLayer, Prop
 from transconv.errors import TransconvError
+from transconv.ir import DTYPES
 from transconv.runtime import Plan, PlanRequest, ready
 from transconv.runtime.timing import Clock, Timing
 from transconv.target import detect
@@ -62,7 +63,6 @@ KEY = ("what", "direction", "batch", "device")
 SMALL_BATCH = 1
 Calls = dict[Any, Callable[..., Any]]
 WORK = "bench.invariance:work"
-FULL = {"bf16": "bfloat16", "f32": "float32"}
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -74,10 +74,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--layout", default="nhwc", help="default: nhwc")
     parser.add_argument("--mb", type=ranges.at_least(0), default=0, help="reduce larger batches to this")
     parser.add_argument("--limit", type=ranges.seconds, default=240, help="seconds in all (default: 240)")
-    parser.add_argument(
-        "--together", type=ranges.processes, default=5, help="models that compile at a time"
-    )
-    parser.add_argument("--cache", default="", help="folder of compiled kernels of models")
+    parser.add_argument("--together", type=ranges.processes, default=5, help="models that compile at once")
     parser.add_argument("--budget-ms", type=ranges.milliseconds, default=60, help="timing of one call")
     parser.add_argument("--quick", action="store_true", help="small models, for Triton's interpreter")
 
@@ -105,16 +102,11 @@ def main(options: argparse.Namespace) -> int:
 
 def of_models(options: argparse.Namespace, is_there: Callable[[Row], bool]) -> Iterator[Row]:
     """The rows of models, each by a process of its own; some compile at a time, and one is timed."""
-    keys = {
-        name: [{"what": name, "direction": "inference", "batch": n} for n in batches(name)]
-        for name in options.models.split(",")
-    }
+    about = {"direction": "inference"}
+    keys = {m: [{"what": m, "batch": n} | about for n in batches(m)] for m in options.models.split(",")}
     given = {"quick": options.quick, "dtype": options.dtype, "budget_ms": options.budget_ms}
     left = {name: {"model": name, **given} for name in keys if not all(map(is_there, keys[name]))}
-    variables = environment.worker_environment(options.cache)
-    if device() == "cpu":
-        variables["TRITON_INTERPRET"] = "1"
-    pool = Pool(waves.groups(WORK, [*left], options.together, variables, 1))
+    pool = Pool(waves.groups(WORK, [*left], options.together, environment.worker_environment(), 1))
     for name, row in waves.measured(pool, left, options.together, options.limit, options.limit):
         error = row.get("error")
         if error in ("timeout", "crash"):  # a repeated run tries again
@@ -198,7 +190,10 @@ def work(
     invariant mode, with the batch of its list and with one sample."""
     waves.take(step, share)
     if step == "prepare":
-        _held.update(compiled(model, quick, dtype))
+        try:
+            _held.update(compiled(model, quick, dtype))
+        except Exception as error:
+            raise _told(error) from error
         return {}
     clock, found = Clock(device(), budget_ms), dict[tuple[int, bool], Timing]()
     with gpu(TIMING, exclusive=True):
@@ -213,24 +208,18 @@ _held: dict[tuple[int, bool], Callable[[], object]] = {}
 
 
 def compiled(name: str, quick: bool, dtype: str) -> Calls:
-    """A model's calls, made once, by the batch and whether in invariant mode. A refusal is raised."""
-    kind, found = torch.float32 if quick else getattr(torch, FULL.get(dtype, "float16")), dict[Any, Any]()
+    """A model's calls, made once, by the batch and whether in invariant mode."""
+    kind, found = torch_dtype(DTYPES["f32" if quick else dtype]), dict[Any, Any]()
     model = MODELS[name].built(quick).eval().to(device(), kind)
     for invariant in (False, True):
         run = torch.compile(model, backend="transconv", dynamic=None if invariant else False)
         for batch in batches(name):
-            given = [
-                x[:1].expand(batch, *x.shape[1:]).to(device(), kind) for x in MODELS[name].inputs(quick)
-            ]
-            given = [x.contiguous() for x in given]
+            given = [torch.cat([x[:1]] * batch).to(device(), kind) for x in MODELS[name].inputs(quick)]
             found[batch, invariant] = partial(run, *given)
             with mode(invariant):
                 for x in given if invariant else ():
                     torch._dynamo.mark_dynamic(x, 0)
-                try:
-                    run(*given)
-                except Exception as error:
-                    raise _told(error) from error
+                run(*given)
     return found
 
 
@@ -242,9 +231,9 @@ def batches(name: str) -> tuple[int, int]:
 @contextmanager
 def mode(invariant: bool) -> Iterator[None]:
     """Inside, models compute in invariant mode, or as usual."""
-    with switched(compile="now", fallback="silent"), torch.no_grad():
-        with transconv.config.changed(invariant=invariant):
-            yield
+    changed = transconv.config.changed(invariant=invariant)
+    with switched(compile="now", fallback="silent"), torch.no_grad(), changed:
+        yield
 
 
 def _told(error: BaseException) -> Exception:

@@ -214,9 +214,9 @@ def test_stages_are_named_in_one_tuple() -> None:
     assert not found, "\n".join(found)
 
 
-# The words of the convolution front end, whole or as a part of a name.
+# The words of the convolution front end, whole or as a part of a name; not torch's names of orders.
 FRONT_END = re.compile(
-    r"(?<![a-z])(conv|pixels?|taps?|channels?|src|wei|dst|(?-i:mb)|fwd|bwd)"
+    r"(?<![a-z])(conv|pixels?|taps?|channels?(?!_last|_first)|src|wei|dst|(?-i:mb)|fwd|bwd)"
     r"(?![a-z])",
     re.IGNORECASE,
 )  # MB is a million bytes

@@ -94,7 +94,7 @@ def test_without_ocloc_there_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> N
         machine_code.ocloc_devices()
 
 
-def test_attributes_leave_spirv_and_nothing_else() -> None:
+def test_attributes_leave_spirv_and_barriers_follow_shuffles() -> None:
     def instruction(kind: int, *words: int) -> tuple[int, ...]:
         return ((len(words) + 1) << 16 | kind, *words)
 
@@ -115,7 +115,13 @@ def test_attributes_leave_spirv_and_nothing_else() -> None:
         *instruction(16, 1, 5893, 128, 1, 1),
     )
     whole = struct.pack(f"<{len(head + gone + kept)}I", *head, *gone, *kept)
-    assert opencl_child.without_attributes(whole) == struct.pack(f"<{len(head + kept)}I", *head, *kept)
+    more = (*head[:3], head[3] + 2, head[4])  # two names for constants
+    assert opencl_child.for_cpus(whole) == (struct.pack(f"<{len(head + kept)}I", *more, *kept), False)
+    integer, shuffle = instruction(21, 5, 32, 0), instruction(346, 5, 8, 6, 7, 6)
+    made, exchanged = opencl_child.for_cpus(struct.pack(f"<{5 + 4 + 6}I", *head, *integer, *shuffle))
+    waits = (*instruction(43, 5, 9, 2), *instruction(43, 5, 10, 0x110)), instruction(224, 9, 9, 10)
+    expected = (*more, *integer, *waits[0], *shuffle, *waits[1])
+    assert exchanged and made == struct.pack(f"<{len(expected)}I", *expected)
 
 
 def test_rows_of_the_chips() -> None:
@@ -213,6 +219,11 @@ def test_a_product_is_compiled_to_dpas() -> None:
         "store C[m] = x * 2",
         "compute rows ;; tensor X f32 [5, 300] ;; tensor C f32 [5] ;; axes m=5 k=300 ;; "
         "read x = X[m, k] ;; let s = sum(x; k) ;; store C[m] = s",
+        # A shuffle whose result one lane stores; a helper that asks for the width of its argument.
+        "compute most ;; tensor X f32 [5] ;; tensor C f32 [5] ;; axes m=5 k=300 ;; read x = X[m] ;; "
+        "let s = max(x; k) ;; store C[m] = s",
+        "compute gate ;; tensor X f32 [300] ;; tensor C f32 [300] ;; axes m=300 ;; read x = X[m] ;; "
+        "store C[m] = silu(x)",
     ],
 )
 def test_texts_are_executed_through_opencl(

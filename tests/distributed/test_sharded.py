@@ -9,7 +9,6 @@ import io
 import os
 import tempfile
 import warnings
-from collections.abc import Callable
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,6 @@ from transconv.distributed import agreement, sharded_modules
 from transconv.selection import choice, tuning_db
 from transconv.target.records import TARGETS
 
-Tensor = torch.Tensor
 SM90 = TARGETS["sm_90"]
 PAGE = blocks((ROOT / "docs" / "distributed.md").read_text("utf-8"))  # a program, and what it prints
 
@@ -83,6 +81,8 @@ def sample() -> dict[str, Any]:
     found["twice differentiated"] = refusal(lambda: _second(x, w))
     if rank == 0:  # refused before anything is exchanged; the compiler's import takes longest of all here
         found["compiled"] = refusal(lambda: torch.compile(transconv.conv2d, backend="aot_eager")(x, w))
+    dealt = transconv.distributed.parallelize(nn.Conv2d(4, 4, 3), mesh, {"h": 0})
+    found["within"] = refusal(lambda: transconv.within(dealt, "1 GB")(x.to_local()))
     found["shapes"] = refusal(lambda: transconv.conv2d(x, w, groups=3))
     for name, plan in {
         "axis": {"x": 0},
@@ -168,32 +168,27 @@ def _second(x: DTensor, w: DTensor) -> None:
 
 
 def _invariant(mesh: Any) -> list[str]:
-    """What has other bits on two ranks than on one in invariant mode, whatever is dealt; gradients of
-    weights and biases too. Norms of rows on several ranks are refused."""
+    """What has other bits on two ranks than on one in invariant mode, whatever is dealt: a result, and
+    gradients of the input, the weight and the bias. Norms of rows on several ranks are refused."""
     torch.manual_seed(5)
-    given = [torch.randn(s) for s in ((4, 4, 9, 6), (6, 4, 3, 3), (6,), (4, 6, 5, 3))]
+    whole = [torch.randn(s) for s in ((4, 4, 9, 6), (6, 4, 3, 3), (6,), (4, 6, 5, 3))]
+
+    def step(given: list[Any]) -> list[Any]:
+        own = [t.detach().requires_grad_() for t in given[:3]]
+        y = transconv.conv2d(*own, stride=2, padding=1)
+        y.backward(given[3])
+        made = [y.detach(), *(t.grad for t in own)]
+        return [t.full_tensor() if isinstance(t, DTensor) else t for t in made]
+
     wrong = []
     with transconv.config.changed(invariant=True, cpu="interpret"):
-
-        def step(deal: Callable[[Tensor, int], Any], place: int) -> list[Tensor]:
-            x, w, b = (deal(t, p).requires_grad_() for t, p in zip(given, (place, -1, -1), strict=False))
-            y = transconv.conv2d(x, w, b, stride=2, padding=1)
-            y.backward(deal(given[3], place))
-            made = (y.detach(), x.grad, w.grad, b.grad)
-            return [t.full_tensor() if isinstance(t, DTensor) else t for t in made]
-
-        def dealt(t: Tensor, place: int) -> DTensor:
-            return distribute_tensor(t, mesh, [Shard(place) if place >= 0 else Replicate()])
-
-        want = step(lambda t, _: t.clone(), 0)
-        for place in (0, 1, 2):
-            same = map(torch.equal, step(dealt, place), want)
-            wrong += [
-                f"dim {place}: {n}" for n, good in zip("y dx dw db".split(), same, strict=True) if not good
-            ]
+        want = step(whole)
+        for dim in range(3):
+            places = Shard(dim), Replicate(), Replicate(), Shard(dim)
+            made = step([distribute_tensor(t, mesh, [p]) for t, p in zip(whole, places, strict=True)])
+            wrong += [f"dim {dim}: tensor {n}" for n in range(4) if not torch.equal(made[n], want[n])]
         norm = transconv.distributed.parallelize(nn.GroupNorm(2, 4), mesh, {"h": 0})
-        wrong.append(refusal(lambda: norm(given[0])))
-    return wrong
+        return [*wrong, refusal(lambda: norm(whole[0]))]
 
 
 def _rounded_once(mesh: Any, rank: int) -> None:
@@ -285,9 +280,7 @@ def test_a_pair() -> None:
         ), said
         assert found.pop("calls") == [] and found.pop("aten") == []
         assert found.pop("norms and pools") == []
-        assert (
-            len(found["invariant"]) == 1 and "rows that are on several ranks" in found.pop("invariant")[0]
-        )
+        assert len(found["invariant"]) == 1 and "rows on several ranks" in found.pop("invariant")[0]
         for name, words in {
             "disagree": "disagree about a sharded convolution",
             "agree again": "no error",
@@ -295,6 +288,7 @@ def test_a_pair() -> None:
             "meshes": "DTensors of 2 meshes",
             "fused": "no error",
             "compiled": "torch.compiler.disable",
+            "within": "dealt over ranks",
             "unbatched": "no error",
             "rounded once": "no error",
             "inference": "no error",

@@ -134,3 +134,27 @@ def test_an_axis_of_one_position_needs_no_coordinate() -> None:
     x = torch.arange(12.0).view(3, 4)
     assert transconv.computation(text)(x).view(3).tolist() == [12.0, 44.0, 76.0]
     assert transconv.stats().native == {"single": 1}
+
+
+def check_reductions_of_bytes(device: str) -> None:
+    """Tensors of 8 bits that a text declares: by a kernel, exact beside f64."""
+    for name, dtype in (
+        ("u8", torch.uint8),
+        ("f8e4m3", torch.float8_e4m3fn),
+        ("f8e5m2", torch.float8_e5m2),
+    ):
+        for k in (20, 33):
+            lines = f"tensor X {name} [m=8, k={k}]", f"tensor M {name} [m=8]", "tensor S f32 [m=8]"
+            text = [*lines, f"axes m=8 k={k}", "read x = X[m, k]", "store M[m] = max(x; k)"]
+            rows = transconv.computation("\n ".join(["compute rows", *text, "store S[m] = sum(x*x; k)"]))
+            x = torch.randint(-8 * dtype.is_floating_point, 9, (8, k), device=device).to(dtype)
+            transconv.stats(reset=True)
+            most, total = rows(x)
+            assert transconv.stats().native_share == 1.0, str(transconv.stats())
+            assert most.dtype is dtype and torch.equal(most.double(), x.double().amax(1))
+            assert torch.equal(total.double(), (x.double() ** 2).sum(1))
+
+
+def test_reductions_of_bytes() -> None:
+    transconv.config.cpu = "interpret"
+    check_reductions_of_bytes("cpu")

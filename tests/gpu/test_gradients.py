@@ -1,8 +1,10 @@
-"""Gradients of texts on a GPU: each kind of step and view in f32 and bf16, drawn ones, compiled graphs."""
+"""Gradients on a GPU: of texts, each kind of step and view in f32 and bf16, drawn ones; of slices and of
+elements that indices take, in compiled graphs."""
 
 from __future__ import annotations
 
 from random import Random
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ import transconv
 from tests.functional.gradients import TEXTS, operands
 from tests.gpu import cases as c
 from tests.gpu.operands import on_gpu
+from tests.graph.test_gradients import SLICES, TAKEN, places
 from transconv.compute import differentiate, parse
 from transconv.errors import ComputeError
 from transconv.functional.computation import Computation
@@ -91,3 +94,34 @@ def test_compiled() -> None:
     compiled = torch.compile(lambda x: f(x * 2).sin(), fullgraph=True)
     for _ in range(2):
         torch.testing.assert_close(torch.autograd.grad(compiled(x), x, g), want)
+
+
+def in_a_graph(f: Any, x: torch.Tensor, *more: torch.Tensor) -> None:
+    """The gradient of a function as a compiled graph has it, beside torch's in f64."""
+    leaf = x.double().requires_grad_()
+    (want,) = torch.autograd.grad(f(leaf, *more).sum(), leaf)
+    run = torch.compile(f, backend="transconv", dynamic=False)
+    for _ in range(2):
+        given = x.clone().requires_grad_()
+        (got,) = torch.autograd.grad(run(given, *more).sum(), given)
+        near = 0.03 if x.dtype is torch.bfloat16 else 2e-3
+        assert (got.double() - want).abs().max() <= near * max(1.0, float(want.abs().max()))
+
+
+@on_gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", SLICES)
+def test_slices(name: str, dtype: torch.dtype) -> None:
+    torch._dynamo.reset()
+    for shape in ((3, 6, 49, 32), (3, 5, 6, 8)):
+        in_a_graph(SLICES[name][0], torch.randn(shape, device=c.DEVICE).to(dtype))
+
+
+@on_gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", TAKEN)
+def test_elements_that_indices_take(name: str, dtype: torch.dtype) -> None:
+    torch._dynamo.reset()
+    f, shape, _ = TAKEN[name]
+    given = (torch.randn(shape, device=c.DEVICE).to(dtype), *(i.to(c.DEVICE) for i in places(name)))
+    in_a_graph(f, *given)

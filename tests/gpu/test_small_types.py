@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests import quotients
+from tests.functional.test_computation import check_reductions_of_bytes
 from tests.gpu import cases as c
 from transconv.conv import ConvProblem, Prop
 from transconv.verify.case import ProblemCase
@@ -61,3 +62,7 @@ def test_quotients_of_any_bits_are_rounded_once() -> None:
     """By the chip's own arithmetic, also by divisors that are not normal numbers."""
     large, wrong = quotients.wrong(1 << 22, 3, c.DEVICE)
     assert wrong == 0 and large > 1 << 21
+
+
+def test_reductions_of_bytes() -> None:
+    check_reductions_of_bytes(c.DEVICE)

@@ -164,3 +164,32 @@ def test_casts_to_bytes() -> None:
     ):
         _, rows, _ = rows_of(f, x)
         assert why in str([r for r in rows if isinstance(r, TorchRow)])
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8])
+def test_reductions_of_bytes_are_kernels(dtype: torch.dtype) -> None:
+    """All of them, the least and the largest numbers too."""
+    info = torch.iinfo(dtype)
+    for shape in ((5, 33), (4, 7, 9)):
+        x = torch.randint(info.min, info.max + 1, shape).to(dtype)
+        x[0, ..., 0], x[-1, ..., -1] = info.min, info.max
+
+        def f(x: Tensor) -> tuple[Tensor, ...]:
+            most, place = x.max(-1)
+            least, all_of = x.amin(0), x.sum((0, -1))
+            return (
+                x.amax((0, 1)),
+                least,
+                most,
+                place,
+                x.argmin(0),
+                all_of,
+                x[:, :5].prod(1),
+                x.float().mean(-1),
+            )
+
+        got, rows, _ = rows_of(f, x)
+        assert not any(isinstance(r, TorchRow) for r in rows), rows
+        for found, want in zip(got, f(x), strict=True):
+            assert found.dtype is want.dtype
+            torch.testing.assert_close(found, want, rtol=1e-6, atol=0)

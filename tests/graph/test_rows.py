@@ -81,6 +81,8 @@ VIEWS: dict[str, tuple[Callable[..., Any], ...]] = {
         lambda x: x.unsqueeze(1).expand(2, 3, 4, 6).contiguous(),
         lambda x: x.flip(0, 2),
         lambda x: x.roll((1, 2), (0, 2)),
+        lambda x: x.repeat(2, 1, 3) + 0,
+        lambda x: x[:, :1].repeat(3, 2, 4, 1),
         lambda x: x.squeeze(0) + 0,
     ),
     "parts": (
@@ -88,6 +90,8 @@ VIEWS: dict[str, tuple[Callable[..., Any], ...]] = {
         lambda x: [p.exp() for p in x.chunk(2, 1)],
         lambda x: torch.stack([x, x + 1], 1),
         lambda x: torch.cat([x, x[:, :1], x], 1),
+        lambda x: torch.cat([x[:, :1].repeat(1, 2, 1), x, x[:, -1:].repeat(1, 3, 1)], 1),
+        lambda x: torch.cat([x[:, :1].repeat(1, 0, 1), x * 2, x[:, :0]], 1),
         lambda x: torch.slice_scatter(x, x[:, :2] * 0, 1, 1, 3),
         lambda x: torch.select_scatter(x, x[:, 0], 1, 2),
         lambda x: torch.as_strided_scatter(x, x[0, :3, :2].t() * 2, (2, 3), (3, 12), 5),

@@ -105,6 +105,7 @@ BREACHES = {
         kernel(ir.Let(ir.Var("x", ir.i32), ir.Select(ir.TRUE, ir.ONE, HELD))),
         kernel(ir.store(T, ir.Cast(ir.Mul(HELD, ir.ONE), ir.index), ZERO)),
     ],
+    "stored-is-no-index": [kernel(ir.store(T, 0, ir.ONE)), kernel(ir.store(T, M, M))],
     "offset-is-index": [
         kernel(ir.store(T, HELD, ZERO)),
         kernel(ir.Store(T, ZERO, ZERO)),

@@ -38,12 +38,8 @@ def test_numbers_that_kernels_depend_on() -> None:
     assert shared["sm_80"] == 166912
     assert shared["sm_86"] == shared["sm_89"] == shared["sm_120"] == 101376
     assert shared["gfx942"] == shared["gfx1100"] == 65536
-    assert [t.name for t in TARGETS.values() if "box" in t.features] == [
-        "sm_90",
-        "sm_100",
-        "sm_120",
-        "interpreter",
-    ]
+    boxes = {t.name for t in TARGETS.values() if "box" in t.features}
+    assert boxes == {"sm_90", "sm_100", "sm_103", "sm_120", "sm_121", "interpreter"}
     assert [t.name for t in TARGETS.values() if "wgmma" in t.features] == ["sm_90"]
     assert f64 in TARGETS["sm_90"].mma_dtypes and f64 not in TARGETS["sm_86"].mma_dtypes
 
@@ -58,9 +54,10 @@ def test_only_one_amd_chip_takes_tf32() -> None:
     ("name", "like", "arch"),
     [
         ("sm_87", "sm_86", 87),
-        ("sm_103", "sm_100", 103),
-        ("sm_121", "sm_120", 121),
+        ("sm_101", "sm_100", 101),
+        ("sm_122", "sm_121", 122),
         ("gfx1101", "gfx1100", "gfx1101"),
+        ("gfx1150", "gfx1151", "gfx1150"),
         ("gfx1200", "gfx1201", "gfx1200"),
         ("gfx941", "gfx90a", "gfx941"),
     ],
@@ -68,7 +65,7 @@ def test_only_one_amd_chip_takes_tf32() -> None:
 def test_siblings_of_known_chips(name: str, like: str, arch: int | str) -> None:
     found = Target.parse(name)
     assert (found.name, found.arch) == (name, arch)
-    assert found.shared_bytes == TARGETS[like].shared_bytes
+    assert (found.shared_bytes, found.sms) == (TARGETS[like].shared_bytes, TARGETS[like].sms)
     assert found.features == TARGETS[like].features
 
 
@@ -152,6 +149,12 @@ def test_a_chip_asks_for_a_release_of_triton(
         ) as caught:
             target.from_properties(b200)
         assert caught.value.reason == f"target:{name}"
+    mi455x = SimpleNamespace(name="MI455X", gcnArchName="gfx1250", multi_processor_count=256)
+    if taken:
+        assert target.from_properties(mi455x, is_hip=True).name == "gfx1250"
+    else:
+        with pytest.raises(Unsupported, match="multiply without the matrix unit, in registers that spill"):
+            target.from_properties(mi455x, is_hip=True)
     assert Target.parse("sm_100").since == (3, 7, 1) and not TARGETS["sm_90"].since
 
 

@@ -79,7 +79,8 @@ def test_the_record_knows_every_pair_and_both_releases() -> None:
             (c.name, t.name)
             for c in CASES.values()
             for t in CHIPS
-            if not any(map(t.why_not_held, ConvProblem.parse(marked(c.problem)[0]).dtypes))
+            if t.compiled_since <= tuple(map(int, version.split(".")))
+            and not any(map(t.why_not_held, ConvProblem.parse(marked(c.problem)[0]).dtypes))
         }, version
 
 
@@ -89,6 +90,16 @@ def test_the_page_is_current() -> None:
     path = ROOT / "docs" / "targets.md"
     assert path.read_text() == pages.page_of_chips(rows)
     assert pages.beside(path).read_text() == pages.page_of_kernels(rows)
+
+
+@pytest.mark.slow
+def test_a_sanitizer_that_the_release_lacks(capsys: pytest.CaptureFixture[str]) -> None:
+    """The pinned Triton has ConSan alone; one of four kernels, which adds up parts, shares no memory."""
+    words = ["matrix", "--targets", "sm_90", "--problems", "pointwise_nchw", "--jobs", "1", "--sanitizer"]
+    assert main([*words, "consan,fpsan"]) == 1
+    told = capsys.readouterr().out
+    assert "Triton 3.6.0 consan: 3 of 4 rows have checks" in told
+    assert "Triton 3.6.0 fpsan: no kernel has checks of this sanitizer" in told and "1 failures" in told
 
 
 @pytest.mark.slow
@@ -130,6 +141,7 @@ def test_a_budget_that_is_too_small_fails(
     [
         (["--problems", "nothing"], "golden problem 'nothing' is unknown; expected one of dense"),
         (["--targets", "sm_20"], "target 'sm_20' is unknown"),
+        (["--sanitizer", "asan"], "'asan' is no sanitizer; expected consan, gsan or fpsan"),
         (["--triton", "/nonexistent"], "there is no Triton in /nonexistent; make it with: pip install"),
     ],
 )

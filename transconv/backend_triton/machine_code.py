@@ -43,8 +43,14 @@ _INSTRUCTION = re.compile(r"^\s*(/\*[0-9a-f]{4,}\*/)\s+([^;]*;)", re.MULTILINE)
 
 def listing(asm: Mapping[str, Any]) -> str:
     """The instructions, one a line behind their addresses or, in Triton's listing, what controls them.
-    ``asm``: the texts that Triton keeps of a kernel. Raises what the disassembler does."""
-    text: str = asm["sass"]
+    ``asm``: the texts that Triton keeps of a kernel. Raises RuntimeError where the disassembler fails."""
+    try:
+        text: str = asm["sass"]
+    except subprocess.CalledProcessError as error:
+        raise RuntimeError(
+            "Triton's cuobjdump does not read this machine code; sm_103 and sm_121 need that of CUDA 12.9 "
+            "or later, which TRITON_CUOBJDUMP_PATH may name (.newest/triton/backends/nvidia/bin/cuobjdump)"
+        ) from error
     cubin = asm.get("cubin", b"")
     return _read(cubin) if cubin and text.count("\n") >= LISTED else text
 

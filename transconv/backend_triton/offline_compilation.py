@@ -18,6 +18,7 @@ import importlib.metadata
 import itertools
 import json
 import os
+import re
 import selectors
 import subprocess
 import sys
@@ -28,7 +29,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from queue import Empty, PriorityQueue, SimpleQueue
 from typing import IO, Any
@@ -307,7 +308,8 @@ class CompileJob:
     extents of its box where it is a descriptor (none for a pointer). ``explicit``: the text is
     Gluon, not Triton. ``keep``: intermediate texts to bring back, such as ``("ttgir", "ptx")``;
     ``code``: return the machine code too, and the metadata for its launch; ``words``: count the
-    instructions of an NVIDIA chip, whose disassembler takes as long as the compilers."""
+    instructions of an NVIDIA chip, whose disassembler takes as long as the compilers;
+    ``sanitizer``: that of Triton whose checks the kernel gets."""
 
     source: str
     function: str
@@ -326,6 +328,7 @@ class CompileJob:
     numbers: int = 0  # the last of the params, which are passed themselves, not by address
     fuse: bool = True  # whether products and sums may become one instruction
     dots: bool = True  # whether the chip has a matrix unit; Triton knows it of others than Intel's
+    sanitizer: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -442,12 +445,32 @@ def backends_of(folder: Path | None = None) -> tuple[str, ...]:
     return ("xpu",) if folder and _distribution(machine_code.RELEASE, folder) else BACKENDS
 
 
-def compiles_for(backend: str, arch: int | str, folder: Path | None = None) -> bool:
+@lru_cache(maxsize=8)
+def cuobjdump_chips(folder: Path | None) -> frozenset[int]:
+    """The NVIDIA chips whose machine code the ``cuobjdump`` of a folder's Triton, of the installed one, or
+    that TRITON_CUOBJDUMP_PATH names, reads."""
+    place = (
+        Path(str(importlib.metadata.distribution("triton").locate_file(""))) if folder is None else folder
+    )
+    own = place / "triton" / "backends" / "nvidia" / "bin" / "cuobjdump"
+    tool = knobs.given("TRITON_CUOBJDUMP_PATH").get("TRITON_CUOBJDUMP_PATH", own)
+    page = subprocess.run([tool, "--help"], capture_output=True, text=True, check=True).stdout
+    return frozenset(int(n) for n in re.findall(r"'sm_(\d+)'", page))
+
+
+def compiles_for(
+    backend: str, arch: int | str, folder: Path | None = None, since: tuple[int, ...] = ()
+) -> bool:
     """Whether the Triton of a folder, or the installed one, compiles for a chip, with what makes the
-    machine code. Raises ValueError where there is no ``ocloc``."""
+    machine code or reads it. ``since``: the oldest release that does. Raises ValueError where there is no
+    ``ocloc``."""
     if backend not in backends_of(folder):
         return False
-    return backend != "xpu" or arch in machine_code.ocloc_devices()
+    if backend == "xpu":
+        return arch in machine_code.ocloc_devices()
+    if tuple(int(n) for n in re.findall(r"\d+", triton_version(folder))[:3]) < since:
+        return False
+    return backend != "cuda" or int(arch) in cuobjdump_chips(folder)
 
 
 def _refused(job: CompileJob, backends: Sequence[str]) -> CompileFailure | None:

@@ -122,19 +122,27 @@ def opencl() -> OpenCl:
 
 # -- SPIR-V --------------------------------------------------------------------------------------------
 
-HEADER = 5  # words
+HEADER, BOUND = 5, 3  # words, and the one with the least number that names nothing
 EXTENSION, EXECUTION_MODE, CAPABILITY = 10, 16, 17  # instructions
+INTEGER, CONSTANT, BARRIER = 21, 43, 224
+SHUFFLES = (345, 346, 347, 348)
 ATTRIBUTES = 5892  # the capability KernelAttributesINTEL, and with it
 WORKGROUP = 5893  # the execution mode MaxWorkgroupSizeINTEL
 ATTRIBUTES_EXTENSION = b"SPV_INTEL_kernel_attributes\0"
+PROGRAM, ORDERED = 2, 0x110  # the scope of a program's lanes; before and after, in local memory too
 
 
-def without_attributes(spirv: bytes) -> bytes:
-    """SPIR-V without the attributes of kernels for Intel's GPUs, which OpenCL for CPUs refuses; they
-    promise something to the compiler and change no result."""
+def for_cpus(spirv: bytes) -> tuple[bytes, bool]:
+    """SPIR-V as OpenCL for CPUs executes it, and whether lanes exchange values in it.
+
+    Attributes of kernels for Intel's GPUs are dropped: the runtime refuses them; they promise something to
+    the compiler and change no result. After each shuffle all lanes wait: without that the runtime moves a
+    shuffle whose result one lane stores behind the branch of that lane, where the others have no value
+    (docs/intel.md)."""
     words = struct.unpack(f"<{len(spirv) // 4}I", spirv)
-    kept = list(words[:HEADER])
-    at = HEADER
+    scope, order = words[BOUND], words[BOUND] + 1
+    kept = [*words[:BOUND], words[BOUND] + 2, *words[BOUND + 1 : HEADER]]
+    at, exchanged = HEADER, False
     while at < len(words):
         count, kind = words[at] >> 16, words[at] & 0xFFFF
         whole = words[at : at + count]
@@ -146,8 +154,14 @@ def without_attributes(spirv: bytes) -> bytes:
         )
         if not gone:
             kept += whole
+        if kind == INTEGER and whole[2] == 32:
+            for name, value in ((scope, PROGRAM), (order, ORDERED)):
+                kept += (4 << 16 | CONSTANT, whole[1], name, value)
+        if kind in SHUFFLES:
+            exchanged = True
+            kept += (4 << 16 | BARRIER, scope, scope, order)
         at += count
-    return struct.pack(f"<{len(kept)}I", *kept)
+    return struct.pack(f"<{len(kept)}I", *kept), exchanged
 
 
 # -- jobs ----------------------------------------------------------------------------------------------
@@ -156,15 +170,17 @@ def without_attributes(spirv: bytes) -> bytes:
 @lru_cache(maxsize=64)
 def built(text: str) -> tuple[ctypes.c_void_p, int, int, float, float]:
     """The kernel of a job in JSON, its bytes of local memory and its lanes, and the seconds that Triton
-    and OpenCL took. Where warps exchange values, one warp executes each program: after a barrier Intel's
+    and OpenCL took. Where lanes exchange values, one warp executes each program: after a barrier Intel's
     runtime (2024.2 to 2026.2) may give all warps what the last one computed before it."""
     started, job = time.perf_counter(), json.loads(text)
     kernel = compiled(job)
-    if kernel.metadata.shared and job["warps"] > 1:
+    spirv, exchanged = for_cpus(kernel.asm["spv"])
+    if (exchanged or kernel.metadata.shared) and job["warps"] > 1:
         job["warps"] = 1
         kernel = compiled(job)
+        spirv, _ = for_cpus(kernel.asm["spv"])
     between = time.perf_counter()
-    made = opencl().kernel(without_attributes(kernel.asm["spv"]), kernel.metadata.name)
+    made = opencl().kernel(spirv, kernel.metadata.name)
     lanes = job["warps"] * job["warp_size"]
     return made, kernel.metadata.shared, lanes, between - started, time.perf_counter() - between
 

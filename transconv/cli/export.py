@@ -12,16 +12,7 @@ from transconv.cli.arguments import computations, options, ranges
 from transconv.conv import build
 from transconv.ir import DTYPES
 from transconv.passes import told_addresses
-from transconv.runtime import Plan, build_compute, job_of
-from transconv.runtime.standalone import (
-    CHIPS,
-    check,
-    code_folder,
-    files_of,
-    operation_names,
-    repository_files,
-    write,
-)
+from transconv.runtime import Plan, build_compute, job_of, standalone
 from transconv.schedule import Schedule
 from transconv.support import ProblemError
 from transconv.target import Target
@@ -128,7 +119,7 @@ def add_to(verbs: object) -> None:
         "The file needs only torch and Triton. --aot also writes a folder of machine code with launchers\n"
         "in C and Python. Sizes, strides and types are constants of the kernels.\n"
         "--hf-kernel writes a folder that Hugging Face's `kernels` loads instead: Triton text\n"
-        f"for any size, of operations ({', '.join(operation_names())}; default: all)\n"
+        f"for any size, of operations ({', '.join(standalone.operation_names())}; default: all)\n"
         "or of files with computations as text; each is compiled for each chip.",
         (
             f"export {options.EXAMPLE} dt=bf16 tag=nhwc --target sm_90 -o kernels",
@@ -155,7 +146,8 @@ def add_to(verbs: object) -> None:
     made.option(
         "--target",
         "T[,T...]",
-        f"chips: sm_90,gfx942; default: the GPU here, or Triton's interpreter; with --hf-kernel: {CHIPS}",
+        "chips: sm_90,gfx942; default: the GPU here, or Triton's interpreter; "
+        f"with --hf-kernel: {standalone.CHIPS}",
         "",
     )
     options.add_epilogue(made)
@@ -180,17 +172,17 @@ def run(words: argparse.Namespace) -> int:
     if words.output is None or not words.problem:
         raise ProblemError("expected a problem or a file, and -o DIR; or --hf-kernel DIR")
     directory: Path = words.output
-    check(directory, words.force)
-    packages, files = files_of(list(plans(words)), words.aot, words.timeout, words.workers)
+    standalone.check(directory, words.force)
+    packages, files = standalone.files_of(list(plans(words)), words.aot, words.timeout, words.workers)
     said = []
     for package in packages:
         said.append(f"{directory / package.name}.py  {package.title}: {package.plan.schedule}")
         if words.aot:
             said.append(
-                f"{directory / code_folder(package)}/  machine code for {package.target.name}, "
+                f"{directory / standalone.code_folder(package)}/  machine code for {package.target.name}, "
                 "launchers in C and Python"
             )
-    write(directory, files, words.force)
+    standalone.write(directory, files, words.force)
     print("\n".join(dict.fromkeys(said)))
     return 0
 
@@ -198,18 +190,18 @@ def run(words: argparse.Namespace) -> int:
 def _export_repository(words: argparse.Namespace) -> int:
     """Write a folder for Hugging Face's loader, and say what it has."""
     directory: Path = words.hf_kernel
-    check(directory, words.force)
+    standalone.check(directory, words.force)
     asked = [o for o in ("output", "epilogue", "schedule", "layout") if getattr(words, o)]
     if asked or words.aot or words.prop != words.usual_prop:
         raise ProblemError(f"--{[*asked, 'aot or --prop'][0]} is not for --hf-kernel")
     if wrong := [t for t in (words.dtype or "").split(",") if t and t not in DTYPES]:
         raise ProblemError(f"--dtype {wrong[0]} is no type; expected some of bf16, f16, f32")
     types = [DTYPES[t] for t in (words.dtype or "bf16,f16,f32").split(",")]
-    targets = [Target.parse(t) for t in (words.target or CHIPS).split(",")]
+    targets = [Target.parse(t) for t in (words.target or standalone.CHIPS).split(",")]
     name = words.name or directory.resolve().name.lower().replace("_", "-")
-    asked_for = words.problem or operation_names()
-    files = repository_files(name, asked_for, types, targets, words.timeout, words.workers)
-    write(directory, files, words.force)
+    asked_for = words.problem or standalone.operation_names()
+    files = standalone.repository_files(name, asked_for, types, targets, words.timeout, words.workers)
+    standalone.write(directory, files, words.force)
     kernels = files["compiled.csv"].count(b"\n") - 1
     print(f"{directory}/  {', '.join(asked_for)}: {kernels} kernels compiled for {len(targets)} chips")
     print(f'get_local_kernel(Path("{directory}")) of the package kernels loads it')

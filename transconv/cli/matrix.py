@@ -10,8 +10,8 @@ import re
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict
-from itertools import groupby
+from dataclasses import asdict, replace
+from itertools import groupby, product
 from pathlib import Path
 
 from tqdm import tqdm
@@ -62,6 +62,14 @@ def add_to(verbs: object) -> None:
     made.option(
         "--record", "FILE", "the CSV file to compare with (default: the repository's)", RECORD, Path
     )
+    made.option(
+        "--sanitizer",
+        "NAME[,NAME...]",
+        "compile with Triton's sanitizers consan, gsan, fpsan instead, and compare nothing with the "
+        "record; fails where a release has no such sanitizer",
+        [""],
+        _sanitizers,
+    )
     made.add_argument("--update", action="store_true", help="write the results into the record")
     made.add_argument("--json", type=ranges.output, metavar="FILE", help="also write results as JSON")
     made.add_argument("--csv", type=ranges.output, metavar="FILE", help="also write results as CSV")
@@ -85,9 +93,15 @@ def _page(text: str) -> Path:
     return path
 
 
+def _sanitizers(text: str) -> list[str]:
+    if strange := [n for n in text.split(",") if n not in ("consan", "gsan", "fpsan")]:
+        raise argparse.ArgumentTypeError(f"'{strange[0]}' is no sanitizer; expected consan, gsan or fpsan")
+    return text.split(",")
+
+
 def _compiles(name: str, folder: Path | None) -> bool:
     chip = TARGETS[name]
-    return compiles_for(chip.backend, chip.arch, folder)
+    return compiles_for(chip.backend, chip.arch, folder, chip.compiled_since)
 
 
 def run(words: argparse.Namespace) -> int:
@@ -106,14 +120,24 @@ def run(words: argparse.Namespace) -> int:
     rows: list[matrix.ResourceRow] = []
     failures: list[str] = []
     everything: list[dict[str, object]] = []
-    for version, folder in zip(versions, folders, strict=True):
+    recorded_too = recorded if words.sanitizer == [""] and not words.update else None
+    for (version, folder), name in product(zip(versions, folders, strict=True), words.sanitizer):
         # Chips of other vendors are for another Triton; those that are asked for by name are told why not.
         kernels = [p for p in every if words.targets or _compiles(p.target, folder)]
+        if name:
+            version = f"{version} {name}"
+            kernels = [
+                replace(p, expected=(), job=replace(p.job, sanitizer=name, words=False)) for p in kernels
+            ]
         count += len(kernels)
         answers = _compiled(kernels, version, folder, words)
         made = matrix.rows_of(version, kernels, answers)
         rows += made
-        failures += _failures(version, kernels, answers, made, None if words.update else recorded)
+        failures += _failures(version, kernels, answers, made, recorded_too)
+        if name:
+            checked = sum(bool(r.words) for r in made)
+            print(f"Triton {version}: {checked} of {len(made)} rows have checks")
+            failures += [] if checked else [f"Triton {version}: no kernel has checks of this sanitizer"]
         everything += [
             {"triton": version, **asdict(p), **asdict(a), "code": ""}  # bytes, which JSON does not have
             for p, a in zip(kernels, answers, strict=True)
@@ -262,6 +286,29 @@ Triton, they were compiled and never run: that they are right there rests on the
 interpreters, how fast they are is [predicted](board.md). Of Intel's GPUs the column Triton has two
 numbers, those of Triton's release and of `ocloc`, the offline compiler; [what the words of that machine
 are](intel.md).
+
+**Records** (`transconv/target/records.py`) have rates of data sheets. Not published, and assumed
+there: the 16-bit rate of GB10 (`sm_121`), and of MI455X (`gfx1250`) the compute units, registers
+and L2 cache; its 16-bit rate is half of its 8-bit one.
+
+## What needs which Triton
+
+* Kernels **on `sm_100` and `sm_103`** need 3.7.1: before, lanes whose mask does not hold may read
+  at a wrong address (pytorch#187081). 3.6 compiles for them; on such a GPU it is refused.
+* Kernels **for `gfx1250`** need 3.7.1. 3.6 has none of its matrix instructions: products are
+  multiply-adds that spill (2,868 bytes), and one of 8-bit floats did not end in 180 s.
+* The instructions of **`sm_103` and `sm_121`** are read by the `cuobjdump` of 3.7 or later. That of
+  3.6 is of CUDA 12.8, which knows neither; `TRITON_CUOBJDUMP_PATH` names another one, as `make
+  matrix` does.
+* **`slide=`** (steps that share boxes) needs 3.6 or 3.7. A step multiplies rows of a ring in shared
+  memory by a view that is larger than the eight rows it begins with. 3.8 and later verify that no
+  view is larger than its source, and their slices begin at constants alone. There each step fetches
+  boxes of its own ([what that costs](guide_schedules.md#shared-boxes)).
+* **Boxes that take every so many-th position** (strided convolutions) need 3.6. Triton has no such
+  descriptors; they are encoded here, for the launch function of this release.
+* **Starts without Triton's wrapper**, and kernels that are read from a cache without it, need 3.6:
+  arguments of the launch function differ between releases. Others are started by Triton, which
+  takes longer on the host.
 
 Registers and spilt bytes are per thread (AMD: vector and accumulation registers together; Intel: of a
 hardware thread, which is a warp), shared memory is per program, in bytes, beside what a program may

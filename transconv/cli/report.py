@@ -352,11 +352,15 @@ CHIPS = {
     "A40": "sm_86",
     "L40S": "sm_89",
     "B200": "sm_100",
+    "B300": "sm_103",
     "RTX_5090": "sm_120",
+    "GB10": "sm_121",
     "MI250": "gfx90a",
     "MI300": "gfx942",
     "MI350": "gfx950",
     "MI355": "gfx950",
+    "MI455": "gfx1250",
+    "8060S": "gfx1151",
 }  # by a part of the device's name
 
 

@@ -51,9 +51,7 @@ def _summed_over_ranks(total: Tensor, mesh: Any, places: Sequence[Placement]) ->
     """A sum over rows, from the sums over the rows of each rank."""
     for at, place in enumerate(places):
         if isinstance(place, Shard) and place.dim > 1:
-            refuse_invariant(
-                "ranks", "moments of rows that are on several ranks are added up rank by rank"
-            )
+            refuse_invariant("ranks", "moments of rows on several ranks are added up rank by rank")
             dist.all_reduce(total, group=mesh.get_group(at))
     return total
 

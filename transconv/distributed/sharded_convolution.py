@@ -235,10 +235,8 @@ def backward(
     """Gradients of input, weight and bias of a checked, batched call; None where ``mask`` is False."""
     problem = Problem(input, weight, p)
     if settings.invariant and mask[0] and any(mask[1:]):
-        return (
-            *backward(grad, input, weight, p, (True, False, False))[:1],
-            *backward(grad, input, weight, p, (False, *mask[1:]))[1:],
-        )
+        of_input, *_ = backward(grad, input, weight, p, (True, False, False))
+        return of_input, *backward(grad, input, weight, p, (False, *mask[1:]))[1:]
     choice = problem.choose(not mask[0], result=grad, input=input, weight=weight)
     g = problem.brought(grad, "result", choice)
     found: list[DTensor | None] = [None, None, None]

@@ -338,6 +338,7 @@ class _Graph:
         elif phase == "inference":
             aot_graphs.parts_cast(gm.graph)
         aot_graphs.waiting_for_nothing(gm.graph)
+        aot_graphs.with_elements(gm.graph)
         if phase == "inference":
             aot_graphs.once(gm.graph)
         quantization.joined(gm.graph)

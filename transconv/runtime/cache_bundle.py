@@ -24,14 +24,7 @@ from typing import IO, Any
 from transconv.backend_triton.launch import compile_records
 from transconv.runtime import check_records, plan_cache
 from transconv.selection import files_digest
-from transconv.support import (
-    __version__,
-    records,
-    replace_data,
-    triton_version,
-    why_foreign,
-    why_untrusted,
-)
+from transconv.support import knobs, records, replace_data, why_foreign, why_untrusted
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -69,7 +62,7 @@ class BundleContents:
 
 def versions() -> dict[str, str]:
     """The versions that a plan and its machine code depend on."""
-    return {"transconv": __version__, "files": files_digest(), "triton": triton_version()}
+    return {"transconv": knobs.__version__, "files": files_digest(), "triton": knobs.triton_version()}
 
 
 def info() -> BundleContents:

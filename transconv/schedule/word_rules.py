@@ -15,15 +15,9 @@ from transconv.compute import Compute, Read, Reduction, places
 from transconv.ir import TRUE, Cast, f32, f64, walk
 from transconv.schedule.counts import by_tile, k_steps, lanes, tile
 from transconv.schedule.schedule import Block, Schedule
+from transconv.schedule.tiles import packing
 from transconv.schedule.tiles.boxes import rows_of
 from transconv.schedule.tiles.merging import why_not_merged
-from transconv.schedule.tiles.packing import (
-    view_of,
-    why_not_copied,
-    why_not_framed,
-    why_not_rows,
-    why_not_widened,
-)
 from transconv.schedule.tiles.partial_results import carried
 from transconv.schedule.tiles.shared_memory import transposed_bytes
 from transconv.schedule.words import has_rows, in_registers, is_framed, letters, widens
@@ -53,7 +47,7 @@ def why_not_pack(c: Schedule, compute: Compute, target: Target) -> str | None:
         reason = (
             "it is for the matrix unit"
             if c.unit != "mma"
-            else why_not_widened(compute) or _ragged(c, compute)
+            else packing.why_not_widened(compute) or _ragged(c, compute)
         )
         return None if reason is None else f"pack={c.pack}: {reason}"
     if is_framed(c.pack) and c.reduce == "stream":
@@ -78,7 +72,7 @@ def why_not_pack(c: Schedule, compute: Compute, target: Target) -> str | None:
 @lru_cache(maxsize=256)
 def _why_not_letter(pack: str, letter: str, gathered: bool, compute: Compute) -> str | None:
     """Why an operand is not copied, whatever the other words are, or None."""
-    view = view_of(compute, letter)
+    view = packing.view_of(compute, letter)
     if view is None:
         return f"pack={letter}, but {compute.name} has no second operand"
     if compute.again:
@@ -86,11 +80,11 @@ def _why_not_letter(pack: str, letter: str, gathered: bool, compute: Compute) ->
     if widens(pack) and not view.tensor.dtype.is_short:
         return f"pack={pack}: {view.tensor.name} holds {view.tensor.dtype}, no floats of 8 bits"
     reason = (
-        why_not_rows(view, compute)
+        packing.why_not_rows(view, compute)
         if has_rows(pack)
-        else why_not_framed(view, compute)
+        else packing.why_not_framed(view, compute)
         if is_framed(pack)
-        else why_not_copied(compute, letter, gathered, widens(pack))
+        else packing.why_not_copied(compute, letter, gathered, widens(pack))
     )
     return f"pack={letter}: {reason}" if reason else None
 

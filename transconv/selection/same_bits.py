@@ -198,7 +198,7 @@ def _spared(found: list[Choice], group: Hashable, band: _Band, target: Target) -
     for schedule in (c.schedule for c in found[:TAKEN]):
         warps, stages = schedule.warps, schedule.stages
         for words in ({"warps": 2 * warps}, {"warps": warps // 2}, {"stages": stages - 1}, {"stages": 1}):
-            made = replace(schedule, **words)
+            made = schedule.with_words(**words)
             if (
                 min(made.warps, made.stages) > 0
                 and grouping(made, band.lead) == group

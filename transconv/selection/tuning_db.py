@@ -35,15 +35,7 @@ from typing import Any
 
 from transconv.compute import COMPUTE, Alone, Compute, Reduction, Value, Workload, Write, parse
 from transconv.ir import free_vars
-from transconv.support import (
-    Content,
-    Drawer,
-    TransconvError,
-    knobs,
-    read_named,
-    replace_named,
-    triton_version,
-)
+from transconv.support import Content, Drawer, TransconvError, knobs, triton_version
 from transconv.support import files as keep
 from transconv.target import Target
 
@@ -325,7 +317,7 @@ def load(path: Path) -> list[TuningRecord]:
     rows, OSError if it cannot be read."""
     if not path.exists():
         return []
-    text = read_named(path, "a table of tuned schedules", LONGEST_FILE)
+    text = keep.read_named(path, "a table of tuned schedules", LONGEST_FILE)
     found = read_rows(text)
     if text.strip() and not found and text.strip() != write_rows(()).strip():
         raise ValueError(
@@ -337,7 +329,7 @@ def load(path: Path) -> list[TuningRecord]:
 
 def save(path: Path, rows: Iterable[TuningRecord]) -> None:
     """Write a file of rows atomically. Raises OSError."""
-    replace_named(path, write_rows(rows))
+    keep.replace_named(path, write_rows(rows))
 
 
 def forget() -> None:

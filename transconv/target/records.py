@@ -150,7 +150,8 @@ class Target:
     ``products_bytes``: the workspace that torch's library of products takes once on each stream, unless
     ``CUBLAS_WORKSPACE_CONFIG`` says otherwise (torch 2.13, CublasHandlePool.cpp).
     ``without``: element types that its kernels cannot have. ``since``: the oldest release of Triton whose
-    kernels may run on it, empty for any.
+    kernels may run on it, empty for any, and ``why_since``: what those of earlier ones do there.
+    ``compiled_since``: the oldest one that the compile matrix compiles for it.
     """
 
     name: str
@@ -174,6 +175,8 @@ class Target:
     products_bytes: int = 0
     without: frozenset[DType] = frozenset()
     since: tuple[int, ...] = ()
+    why_since: str = "may read outside of their tensors"
+    compiled_since: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         return self.name
@@ -249,13 +252,17 @@ CARDS = {
     "gh200": "sm_90",
     "hopper": "sm_90",
     "b200": "sm_100",
+    "b300": "sm_103",
     "5090": "sm_120",
+    "gb10": "sm_121",
     "mi200": "gfx90a",
     "mi250": "gfx90a",
     "mi300": "gfx942",
     "mi300x": "gfx942",
     "mi350": "gfx950",
     "mi355x": "gfx950",
+    "8060s": "gfx1151",
+    "mi455x": "gfx1250",
     "max 1550": "pvc",
     "max 1100": "pvc",
     "a770": "dg2",
@@ -346,7 +353,7 @@ def _hip(
 ) -> Target:
     # The matrix units of wave-64 chips multiply f32; those of wave-32 chips do not.
     dtypes = {f16, bf16, i8} | ({f32} if warp_size == 64 else set())
-    dtypes |= {*F8} if arch in ("gfx950", "gfx1201") else set()
+    dtypes |= {*F8} if arch in ("gfx950", "gfx1201", "gfx1250") else set()
     return Target(
         arch,
         "hip",
@@ -375,12 +382,25 @@ TARGETS: dict[str, Target] = {
         _cuda(90, 132, 227 * KIB, 50, 3350, 989, "box", "wgmma", "early", dtypes=(f64,)),  # H100 SXM
         # B200. Before 3.7.1 lanes whose mask does not hold may read at a wrong address (pytorch#187081).
         _cuda(100, 148, 227 * KIB, 126, 8000, 2250, "box", "tcgen05", dtypes=(f64,), since=(3, 7, 1)),
+        # B300. Products of i8 have a thirtieth of B200's rate there, which the record does not have.
+        _cuda(103, 148, 227 * KIB, 126, 8000, 2250, "box", "tcgen05", dtypes=(f64,), since=(3, 7, 1)),
         _cuda(120, 170, 99 * KIB, 96, 1792, 209.5, "box"),  # RTX 5090
+        # GB10 (DGX Spark). Its 16-bit rate is unknown: that of sparse f4 (1000), divided as the 5090's.
+        _cuda(121, 48, 99 * KIB, 24, 273, 62.5, "box"),
         _hip("gfx90a", 64, 110, 64 * KIB, 131072, 8, 1638, 191.5),  # MI250X, one die
         _hip("gfx942", 64, 304, 64 * KIB, 131072, 32, 5300, 1307, precisions=("tf32", "ieee")),  # MI300X
         _hip("gfx950", 64, 256, 160 * KIB, 131072, 32, 8000, 2516, "async_copy"),  # MI355X
         _hip("gfx1100", 32, 96, 64 * KIB, 98304, 6, 960, 122.8),  # RX 7900 XTX
+        _hip("gfx1151", 32, 40, 64 * KIB, 98304, 2, 256, 59.4),  # Radeon 8060S (Ryzen AI Max+ 395)
         _hip("gfx1201", 32, 64, 64 * KIB, 98304, 8, 644, 194.6),  # RX 9070 XT
+        # MI455X. Published are 19.6 TB/s and 20 PFLOP/s of 8-bit products; 16-bit ones are taken as half.
+        # Unknown, and those of MI355X: compute units, their registers, and the L2 cache.
+        replace(
+            _hip("gfx1250", 32, 256, 320 * KIB, 131072, 32, 19600, 10000),
+            since=(3, 7, 1),
+            why_since="multiply without the matrix unit, in registers that spill,",
+            compiled_since=(3, 7, 1),  # 3.6 did not end a product of 8-bit floats in 180 s
+        ),
         _xpu("pvc", 64, 128 * KIB, 204, 1638, 419, "mma"),  # Max 1550, one die
         # Arc A770, with registers of half the width. The products of its matrix unit have 8 columns, which
         # Triton's release 3.3 does not compile; ocloc drops those of 16, so none may be in the SPIR-V.
@@ -428,8 +448,8 @@ def unregister(name: str) -> None:
 
 
 def _nearest(name: str) -> Target | None:
-    """The record of this name, or that of the newest older chip of its family (of any age for gfx1...)
-    under this name; None if there is none."""
+    """The record of this name, or that of the newest older chip of its family (for gfx1... the nearest of
+    any age) under this name; None if there is none."""
     name = FORMER.get(name, name)
     if name in TARGETS:
         return TARGETS[name]
@@ -442,7 +462,7 @@ def _nearest(name: str) -> Target | None:
     ]
     if not family or not older:
         return None
-    found = max(older, key=lambda pair: pair[0])[1]
+    found = min(older, key=lambda pair: abs(pair[0] - number))[1]
     return replace(found, name=name, arch=number if found.backend == "cuda" else name)
 
 
@@ -534,13 +554,13 @@ def triton_release() -> tuple[int, ...]:
 
 
 def expect_release(record: Target, card: str = "") -> None:
-    """Raises Unsupported (``target:sm_100``) where the Triton that is installed makes kernels that may
-    read outside of their tensors on this chip. ``card``: its name for people."""
+    """Raises Unsupported (``target:sm_100``) where kernels of the Triton that is installed may not run on
+    this chip. ``card``: its name for people."""
     if (held := triton_release()) and held < record.since:
         asked, has = (".".join(map(str, v)) for v in (record.since, held))
         raise Unsupported(
             f"target:{record.name}",
-            f"kernels of Triton {has} may read outside of their tensors on {card or record.name}; "
+            f"kernels of Triton {has} {record.why_since} on {card or record.name}; "
             f"expected Triton {asked} or later (pip install 'triton>={asked}')",
         )
 

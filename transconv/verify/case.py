@@ -35,17 +35,7 @@ from transconv.schedule import Schedule, chain
 from transconv.selection.proposals import heuristics
 from transconv.support import ScheduleError
 from transconv.target import Target, detect
-from transconv.verify import data
-from transconv.verify.judgement import (
-    Judgement,
-    after,
-    answered_by,
-    approximates,
-    judge,
-    once_stored,
-    pieces,
-    told_answers,
-)
+from transconv.verify import data, judgement
 from transconv.verify.machine import device, synchronize
 
 Call = Callable[[], object]
@@ -71,7 +61,7 @@ class Case(ABC):
         """Raises ScheduleError or Unsupported, which are refusals, not failures."""
 
     @abstractmethod
-    def same(self, plan: Any) -> Judgement:
+    def same(self, plan: Any) -> judgement.Judgement:
         """Whether a plan's result on exact data is the answer."""
 
     @abstractmethod
@@ -157,7 +147,7 @@ class ProblemCase(Case):
     @property
     def answers(self) -> str:
         """What computes the answer, in words."""
-        return told_answers(answered_by(self.problem))
+        return judgement.told_answers(judgement.answered_by(self.problem))
 
     @property
     def footprint(self) -> int:
@@ -295,24 +285,24 @@ class ProblemCase(Case):
         cleared = {s.zero.name for s in compiled.steps if s.zero is not None}
         return data.strayed(self.held, (self.prop.result,), cleared)
 
-    def judge(self, compiled: CompiledDirection, mode: str, seed: int = 0) -> Judgement:
+    def judge(self, compiled: CompiledDirection, mode: str, seed: int = 0) -> judgement.Judgement:
         """Run on fresh data and compare; nothing but the result may be written."""
         self.fill(mode, seed)
         self.launch(compiled)
         return self.judged(compiled, mode)
 
-    def judged(self, compiled: CompiledDirection, mode: str) -> Judgement:
+    def judged(self, compiled: CompiledDirection, mode: str) -> judgement.Judgement:
         """Compare what a launch has stored."""
         if self.where == "cuda":
             synchronize()
         a, b = self.operands()
         got = self.tensors[self.prop.result].view
-        found = judge(
+        found = judgement.judge(
             self.problem, self.prop, a, b, got, mode, self.epilogue, self.extra, longest_chain(compiled)
         )
         return self._guarded(found, compiled)
 
-    def _guarded(self, found: Judgement, compiled: CompiledDirection) -> Judgement:
+    def _guarded(self, found: judgement.Judgement, compiled: CompiledDirection) -> judgement.Judgement:
         reasons = [found.reason, *self.strayed(compiled)]
         # The interpreter of the IR runs kernels alone: what a plan does beside them is not seen there.
         if not self.numpy and not self.tensors[self.prop.result].is_padded_with_zeros:
@@ -320,10 +310,10 @@ class ProblemCase(Case):
         found.reason = "; ".join(filter(None, reasons))
         return found
 
-    def same(self, compiled: CompiledDirection, seed: int = 0) -> Judgement:
+    def same(self, compiled: CompiledDirection, seed: int = 0) -> judgement.Judgement:
         """``judge`` on exact data for one schedule of many: data and answer are kept, where equal
         bits are asked for."""
-        if approximates(self.epilogue) or (
+        if judgement.approximates(self.epilogue) or (
             self.where == "cpu" and "bf16" in map(str, self.problem.dtypes)
         ):
             return self.judge(compiled, "exact", seed)
@@ -333,15 +323,15 @@ class ProblemCase(Case):
         if self.answer is None or self.answered != seed:
             a, b = self.operands()
             found = [
-                once_stored(
-                    after(want, at, self.epilogue, self.extra),
+                judgement.once_stored(
+                    judgement.after(want, at, self.epilogue, self.extra),
                     at,
                     self.problem,
                     self.prop,
                     self.after,
                     self.extra,
                 )
-                for at, want in pieces(self.problem, self.prop, a, b)
+                for at, want in judgement.pieces(self.problem, self.prop, a, b)
             ]
             kept = torch.empty_like(result.view)
             self.answer = kept if not found else kept.copy_(torch.cat(found))
@@ -350,7 +340,7 @@ class ProblemCase(Case):
         self.launch(compiled)
         synchronize()
         wrong = int((result.view.double() != self.answer.double()).sum())
-        told = Judgement(max_err=float("nan") if wrong else 0.0)
+        told = judgement.Judgement(max_err=float("nan") if wrong else 0.0)
         if wrong:
             told.reason = f"{wrong} of {self.answer.numel()} elements are wrong"
         return self._guarded(told, compiled)

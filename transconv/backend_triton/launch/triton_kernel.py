@@ -30,6 +30,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from transconv import ir
 from transconv.backend_triton import torch_internals
 from transconv.backend_triton.launch import bound_start, compile_records, jit_module
 from transconv.backend_triton.launch.interpreter import alike, explained, prepare_interpreter
@@ -37,18 +38,7 @@ from transconv.backend_triton.launch.jit_module import load
 from transconv.backend_triton.machine_code import stack_bytes
 from transconv.backend_triton.miscompiles import refuse
 from transconv.backend_triton.offline_compilation import Child
-from transconv.ir import (
-    DTYPES,
-    LARGEST_SIZE,
-    Expr,
-    For,
-    Kernel,
-    Sizes,
-    as_expr,
-    function_of,
-    minimum,
-    walk,
-)
+from transconv.ir import DTYPES, Expr, For, Kernel, Sizes, as_expr, function_of, minimum, walk
 from transconv.simplify import facts_of, range_of
 from transconv.support import DIRECT, Unsupported, knobs
 
@@ -358,7 +348,7 @@ def _countable(programs: Expr, sizes: Sizes, boxes: tuple[bound_start.Boxed | No
     """The requirements of a launch: not more programs than a grid may have, and no stride of a box longer
     than a descriptor allows."""
     most = [
-        (programs, LARGEST_SIZE),
+        (programs, ir.LARGEST_SIZE),
         *((b[0].far * b[0].dtype.bytes, FARTHEST) for b in boxes if b is not None and b[0].extents),
     ]
     facts = facts_of(sizes)

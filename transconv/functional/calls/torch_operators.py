@@ -25,6 +25,7 @@ from transconv.calls.guard import is_batched
 from transconv.calls.settings import settings
 from transconv.compute import execute, one_line
 from transconv.functional.calls.compiled_launch import (
+    HELD,
     TensorMemory,
     aligned,
     deterministic,
@@ -67,7 +68,7 @@ def of_nothing(text: str, device: torch.device) -> list[Tensor]:
 
 def _computed(text: str, given: list[Tensor], device: torch.device) -> list[Tensor]:
     found = program(text)
-    why = refused(given or _stores(text, device), [True] * max(len(given), len(found.stored)))
+    why = refused(given or _stores(text, device), [True] * max(len(given), len(found.stored)), HELD)
     message = ""
     if not why:
         made = _stores(text, device)

@@ -11,14 +11,12 @@ from itertools import pairwise
 from math import prod
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
-from transconv.graph.fusion.index_ir import ConstantValue, Mapped, MovedView, Piece
+from transconv.graph.fusion.index_ir import Mapped, MovedView, Piece
 from transconv.graph.lowerings import view_indexing
-from transconv.graph.lowerings.reductions import placed_sum
 from transconv.graph.lowerings.table import NodeCall, NotOurs, cast, mapped, piecewise, reduced, row, wide
 from transconv.graph.sizes import Index, Length, SymbolicSize, dense_strides, like
 from transconv.ir import TRUE, Expr, all_of, as_expr, eq, maximum, minimum
@@ -64,7 +62,7 @@ def _windows(
     return piecewise(x, shape, move, view_indexing.inside(x.shape, move, dims), fill, "windows")
 
 
-def _each_window(op: str, n: int, windows: Piece, dtype: torch.dtype, label: str) -> Piece:
+def each_window(op: str, n: int, windows: Piece, dtype: torch.dtype, label: str) -> Piece:
     """A reduction of the last dims, the elements of each window."""
     rank = len(windows.shape)
     return reduced(op, range(rank - n, rank), windows, dtype=dtype, label=label)
@@ -97,8 +95,8 @@ class MaxPool:
         n = len(self.window)
         rest = self.window, self.stride, self.padding, self.dilation
         seen = _windows(call.args[0], call.shape[-n:], *rest, float("-inf"))
-        top = _each_window("max", n, seen, call.dtype, "max_pool")
-        place = _each_window("argmax", n, seen, torch.int64, "max_pool")
+        top = each_window("max", n, seen, call.dtype, "max_pool")
+        place = each_window("argmax", n, seen, torch.int64, "max_pool")
         return top, self.inside(place) if any(self.padding) else place
 
     def corner(self, at: Index) -> Index:
@@ -280,7 +278,7 @@ def _avg_pool(call: NodeCall) -> Piece:
     n = int(call.name.split(".")[0][-2])
     pool = Averages.of(call, x, n, 1)
     seen = _windows(x, call.shape[-n:], pool.window, pool.stride, pool.padding, [1] * n, 0.0)
-    total = _each_window("sum", n, seen, wide(call.dtype), "avg_pool")
+    total = each_window("sum", n, seen, wide(call.dtype), "avg_pool")
     return pool.divided(total, call.dtype, "avg_pool")
 
 
@@ -341,7 +339,7 @@ def _averaged(x: Piece, sizes: Sequence[Length], made: Sequence[Length], dtype: 
     _numbers(sizes, made)
     n, each = len(sizes), [adaptive(int(s), int(o)) for s, o in zip(sizes, made, strict=True)]
     seen = stretched(x, len(x.shape) - n, made, [windows for windows, _ in each])
-    total = _each_window("sum", n, seen, wide(dtype), "avg_pool")
+    total = each_window("sum", n, seen, wide(dtype), "avg_pool")
     return over(total, n, lambda at: _lengths(each, at), dtype, "avg_pool")
 
 
@@ -362,7 +360,7 @@ def _adaptive_backward(call: NodeCall) -> Piece:
     back = [adaptive(int(o), int(s))[0] for s, o in zip(sizes, made, strict=True)]
     each = over(grad, n, lambda at: _lengths(there, at), wide(call.dtype), "pool gradient")
     seen = stretched(each, len(x.shape) - n, sizes, back)
-    return _each_window("sum", n, seen, call.dtype, "pool gradient")
+    return each_window("sum", n, seen, call.dtype, "pool gradient")
 
 
 def _spread(
@@ -407,54 +405,10 @@ def _avg_pool_backward(call: NodeCall) -> Piece:
     pool = Averages.of(call, x, n, 2)
     each = grad if pool.by else pool.divided(grad, wide(call.dtype), "pool gradient")
     seen = _spread(each, x.shape[-n:], pool.window, pool.stride, pool.padding, [1] * n, True)
-    total = _each_window("sum", n, seen, wide(call.dtype), "pool gradient")
+    total = each_window("sum", n, seen, wide(call.dtype), "pool gradient")
     if pool.by:
         return pool.divided(total, call.dtype, "pool gradient")
     return mapped(str, total, dtype=call.dtype, label="pool gradient", work=0)
-
-
-@row("index_put", "_unsafe_index_put")
-def _put(call: NodeCall) -> Piece:
-    """The gradient of elements that were taken. From places that are the same at every call, in order, as
-    interpolation takes them: each element sums its neighbours. From others: all that were taken of it."""
-    x, indices, grad = call.args[:3]
-    told = [(d, i) for d, i in enumerate(indices) if i is not None]
-    first = told[0][0]
-    alone = isinstance(x, ConstantValue) and x.value == 0 and call.arg(3, "accumulate", False)
-    if not alone or [d for d, _ in told] != [*range(first, first + len(told))]:
-        raise NotOurs("elements are put where values say")
-    if len(grad.shape) != len(x.shape) or any(i.values is None for _, i in told):
-        return placed_sum(call, x, first, [i for _, i in told], grad)
-    try:
-        found = [_taken(i, k - len(told), x.shape[d], grad.shape[d]) for k, (d, i) in enumerate(told)]
-    except NotOurs:
-        return placed_sum(call, x, first, [i for _, i in told], grad)
-    seen = stretched(grad, first, x.shape[first : first + len(told)], found)
-    return _each_window("sum", len(told), seen, call.dtype, "sum of neighbours")
-
-
-def _taken(index: Piece, dim: int, size: Length, made: Length) -> Stretch:
-    """Which elements, along a dim of the index, were taken from each of a dim."""
-    values = index.values
-    assert values is not None
-    if isinstance(size, SymbolicSize) or values.numel() != made or values.shape[dim:][:1] != (made,):
-        raise NotOurs("places of several dims")
-    flat = values.flatten().numpy()
-    if (np.diff(flat) < 0).any() or flat[0] < 0:
-        raise NotOurs("places that are in no order")
-    line, places = view_indexing.fitted(flat.astype(np.int64)), np.arange(size)
-    first, last = (np.searchsorted(flat, places, side).astype(np.int64) for side in ("left", "right"))
-    if ((last - first) == last[0]).all() and (begin := view_indexing.fitted(first)) is not None:
-        return Stretch(begin, int(last[0]), None)
-    if line is None:
-        raise NotOurs("places that no division of whole numbers gives")
-    # From the first one on that the line has there, or that is cut off to it.
-    up, down = (line.up, line.down) if line.up else (1, 0)
-    early = (places * down - line.add + up - 1) // up if line.up else 0 * places
-    shift = int(np.where(last > first, early - first, 0).max(initial=0))
-    begin = view_indexing.IndexLine(down, (up - 1 - line.add if line.up else 0) - shift * up, up)
-    most = int(np.where(last > first, last - early + shift, 0).max())
-    return Stretch(begin, most, lambda place, i: all_of([i >= 0, i < len(flat), eq(line(i), place)]))
 
 
 @row("as_strided_scatter")
@@ -524,7 +478,7 @@ def _max_pool_backward(call: NodeCall) -> Piece:
         write="where({1} == {2}, {0}, 0.0)".format,
         label="chosen",
     )
-    return _each_window("sum", n, chosen, call.dtype, "pool gradient")
+    return each_window("sum", n, chosen, call.dtype, "pool gradient")
 
 
 @row("replication_pad1d_backward", "replication_pad2d_backward", "replication_pad3d_backward")
@@ -552,7 +506,7 @@ def _replicate_backward(call: NodeCall) -> Piece:
 
     shape = (*x.shape, *(a + b + 1 for a, b in zip(before, behind, strict=True)))
     seen = piecewise(grad, shape, move, where, 0, "windows")
-    return _each_window("sum", n, seen, call.dtype, "pad gradient")
+    return each_window("sum", n, seen, call.dtype, "pad gradient")
 
 
 @row("reflection_pad1d_backward", "reflection_pad2d_backward", "reflection_pad3d_backward")

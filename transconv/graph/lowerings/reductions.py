@@ -1,4 +1,4 @@
-"""Rows of reductions, and of moments and norms."""
+"""Rows of reductions, of elements that are put where others were taken, and of moments and norms."""
 
 from __future__ import annotations
 
@@ -6,14 +6,19 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any
 
+import numpy as np
 import torch
 
-from transconv.graph.fusion.index_ir import Mapped, MovedView, Piece, Reduced
+from transconv.graph.fusion.index_ir import ConstantValue, Mapped, MovedView, Piece, Reduced
+from transconv.graph.lowerings import view_indexing
+from transconv.graph.lowerings.pools import Stretch, each_window, stretched
 from transconv.graph.lowerings.table import (
+    TYPES,
     NodeCall,
     NotOurs,
     cast,
     expanded,
+    is_small,
     kind,
     mapped,
     reduced,
@@ -21,7 +26,8 @@ from transconv.graph.lowerings.table import (
     row,
     wide,
 )
-from transconv.graph.sizes import Fraction, Index
+from transconv.graph.sizes import Fraction, Index, Length, SymbolicSize
+from transconv.ir import all_of, eq
 
 
 def dims_of(given: Any, rank: int) -> tuple[int, ...]:
@@ -64,14 +70,23 @@ def _mean_of(x: Piece, dims: Sequence[int], dtype: torch.dtype) -> Piece:
 def _extreme(call: NodeCall) -> Piece:
     if kind(call.args[0].dtype) == "bool":
         raise NotOurs("extremes of truths")
-    return _over(call, call.name.split(".")[0][1:], call.args[0])
+    return _extreme_of(call, call.name.split(".")[0][1:])
+
+
+def _extreme_of(call: NodeCall, op: str) -> Piece:
+    """The extreme of a call's first argument; one of 8 bits by way of 32."""
+    x: Piece = call.args[0]
+    if not is_small(x.dtype):
+        return _over(call, op, x, x.dtype)
+    found = _over(call, op, cast(x, torch.int32), torch.int32)
+    return mapped(f"{TYPES[x.dtype].name}({{}})".format, found, dtype=x.dtype, label=op)
 
 
 @row("prod", "prod.dim_int")
 def _prod(call: NodeCall) -> Piece:
-    if kind(call.args[0].dtype) != "float":
-        raise NotOurs("products of whole numbers")
-    return _over(call, "prod", call.args[0])
+    if kind(call.args[0].dtype) == "bool":
+        raise NotOurs("products of truths")
+    return _over(call, "prod", cast(call.args[0], call.dtype))  # whole ones in 64 bits
 
 
 @row("any", "any.dim", "any.dims", "all", "all.dim", "all.dims")
@@ -83,16 +98,17 @@ def _truths(call: NodeCall) -> Piece:
 @row("argmax", "argmin", "max.dim", "min.dim")
 def _place(call: NodeCall) -> Piece | tuple[Piece, ...]:
     x, op = call.args[0], call.name.split(".")[0].removeprefix("arg")
+    x = cast(x, torch.float32) if is_small(x.dtype) else x
     if kind(x.dtype) != "float":
         raise NotOurs("places of extremes of whole numbers")
     place = _over(call, f"arg{op}", x, torch.int64)
-    return place if call.name.startswith("arg") else (_over(call, op, x), place)
+    return place if call.name.startswith("arg") else (_extreme_of(call, op), place)
 
 
 MOST_COMPARED = 1 << 27  # elements: some 15 us of a large chip, less than torch takes to sort places
 
 
-def placed_sum(call: NodeCall, x: Piece, first: int, indices: Sequence[Piece], grad: Piece) -> Piece:
+def _placed_sum(call: NodeCall, x: Piece, first: int, indices: Sequence[Piece], grad: Piece) -> Piece:
     """The sum of all elements of ``grad`` that go to the same place of a small tensor shaped like ``x``:
     each place compares itself with all indices, which stand for the dims from ``first`` on, in the order
     of the elements. Raises NotOurs where that takes longer than to sort the indices."""
@@ -134,6 +150,50 @@ def placed_sum(call: NodeCall, x: Piece, first: int, indices: Sequence[Piece], g
         label="put",
     )
     return reduced("sum", range(len(whole) - n, len(whole)), chosen, dtype=call.dtype, label="put")
+
+
+@row("index_put", "_unsafe_index_put")
+def _put(call: NodeCall) -> Piece:
+    """The gradient of elements that were taken. From places that are the same at every call, in order, as
+    interpolation takes them: each element sums its neighbours. From others: all that were taken of it."""
+    x, indices, grad = call.args[:3]
+    told = [(d, i) for d, i in enumerate(indices) if i is not None]
+    first = told[0][0]
+    alone = isinstance(x, ConstantValue) and x.value == 0 and call.arg(3, "accumulate", False)
+    if not alone or [d for d, _ in told] != [*range(first, first + len(told))]:
+        raise NotOurs("elements are put where values say")
+    if len(grad.shape) != len(x.shape) or any(i.values is None for _, i in told):
+        return _placed_sum(call, x, first, [i for _, i in told], grad)
+    try:
+        found = [_taken(i, k - len(told), x.shape[d], grad.shape[d]) for k, (d, i) in enumerate(told)]
+    except NotOurs:
+        return _placed_sum(call, x, first, [i for _, i in told], grad)
+    seen = stretched(grad, first, x.shape[first : first + len(told)], found)
+    return each_window("sum", len(told), seen, call.dtype, "sum of neighbours")
+
+
+def _taken(index: Piece, dim: int, size: Length, made: Length) -> Stretch:
+    """Which elements, along a dim of the index, were taken from each of a dim."""
+    values = index.values
+    assert values is not None
+    if isinstance(size, SymbolicSize) or values.numel() != made or values.shape[dim:][:1] != (made,):
+        raise NotOurs("places of several dims")
+    flat = values.flatten().numpy()
+    if (np.diff(flat) < 0).any() or flat[0] < 0:
+        raise NotOurs("places that are in no order")
+    line, places = view_indexing.fitted(flat.astype(np.int64)), np.arange(size)
+    first, last = (np.searchsorted(flat, places, side).astype(np.int64) for side in ("left", "right"))
+    if ((last - first) == last[0]).all() and (begin := view_indexing.fitted(first)) is not None:
+        return Stretch(begin, int(last[0]), None)
+    if line is None:
+        raise NotOurs("places that no division of whole numbers gives")
+    # From the first one on that the line has there, or that is cut off to it.
+    up, down = (line.up, line.down) if line.up else (1, 0)
+    early = (places * down - line.add + up - 1) // up if line.up else 0 * places
+    shift = int(np.where(last > first, early - first, 0).max(initial=0))
+    begin = view_indexing.IndexLine(down, (up - 1 - line.add if line.up else 0) - shift * up, up)
+    most = int(np.where(last > first, last - early + shift, 0).max())
+    return Stretch(begin, most, lambda place, i: all_of([i >= 0, i < len(flat), eq(line(i), place)]))
 
 
 # -- moments ---------------------------------------------------------------------------------------

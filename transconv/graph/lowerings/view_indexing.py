@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 
 from transconv.compute import COORDINATES
-from transconv.graph.sizes import Index, Length, Move, SymbolicSize, Where, divides, like
+from transconv.graph.sizes import Index, Length, Move, SymbolicSize, Where, divides, like, same
 from transconv.ir import ZERO, Expr, all_of, as_expr, maximum, minimum
 
 Shape = Sequence[Length]
@@ -27,6 +27,14 @@ def expand(shape: Shape, into: Shape) -> Move:
     """From a position of the larger shape to one of the smaller."""
     lead = len(into) - len(shape)
     return lambda at: tuple(ZERO if n == 1 else at[lead + d] for d, n in enumerate(shape))
+
+
+def repeat(shape: Shape, into: Shape) -> Move:
+    """From a position of the shape repeated along its dims, and along new ones in front."""
+    lead = len(into) - len(shape)
+    again = {d: 0 for d, n in enumerate(shape) if n != 1 and not same((n,), (into[lead + d],))}
+    one, wrap = expand(shape, into), bounded("wrap", shape, again)
+    return lambda at: wrap(one(at))
 
 
 def reshape(shape: Shape, into: Shape) -> Move:

@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 from transconv.graph.backend_options import MemoryBound, compiled_alone
 from transconv.graph.pieces.piece_passes import PiecePlan
 from transconv.support import Unsupported, one_line
+from transconv.torch_ops.tensor_subclasses import served
 
 AXES = ("n", "d", "h", "w")
 UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12} | {
@@ -81,8 +82,18 @@ class BoundedModel(nn.Module):
 
     def forward(self, *given: Any, **named: Any) -> Any:
         """The model's result; with gradients where torch computes them."""
-        shapes = tuple(t.shape for t in tree_leaves((given, named)) if isinstance(t, torch.Tensor))
+        tensors = [t for t in tree_leaves((given, named)) if isinstance(t, torch.Tensor)]
+        shapes = tuple(t.shape for t in tensors)
         if shapes not in self._compiled:  # torch compiles one function for eight of them at most
+            own = self.model.parameters() if isinstance(self.model, nn.Module) else ()
+            if any(map(served, (*tensors, *own))):
+                why = (
+                    "the model or its input is dealt over ranks; bound the modules that each rank computes"
+                )
+                why += (
+                    " on plain tensors: parallelize(..., whole=[...]) of a model that has them in a bound"
+                )
+                raise Unsupported("within:ranks", why)
             words: Any = {"fullgraph": True, "dynamic": False, "options": {"within": self.bound}}
             self._compiled[shapes] = compiled_alone(self.model, "bounded", **words)
         return self._compiled[shapes](*given, **named)

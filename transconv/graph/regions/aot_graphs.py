@@ -537,6 +537,21 @@ def _writes(node: fx.Node) -> bool:
     return node.target is not operator.getitem if schema is None else bool(schema.is_mutable)
 
 
+def with_elements(graph: fx.Graph) -> None:
+    """Concatenate the parts that have elements alone, where torch's result is the same, and lies so."""
+    for cat in [n for n in graph.nodes if n.target is aten.cat.default and _is_known(n)]:
+        empty = [p for p in _listed(cat) if 0 in [n for n in p.meta["val"].shape if isinstance(n, int)]]
+        kept, val = [p for p in _listed(cat) if p not in empty], cat.meta["val"]
+        if not empty or not kept:
+            continue
+        made = torch.cat([p.meta["val"] for p in kept], *cat.args[1:])
+        if made.dtype is val.dtype and made.stride() == val.stride():
+            cat.update_arg(0, kept)
+            for part in {*empty}:
+                if part.op == "call_function" and not part.users and not _writes(part):
+                    graph.erase_node(part)
+
+
 def waiting_for_nothing(graph: fx.Graph) -> None:
     """Write memory that is as large as another tensor without it, so that random numbers that are drawn
     into it need not wait for what computes the other one. Where sizes are symbols it stays as it is."""

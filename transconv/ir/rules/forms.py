@@ -270,6 +270,13 @@ def index_is_apart(site: Site) -> Iterator[str]:
             yield f"`{e}` takes {a.dtype} and {b.dtype}; expected a cast of one of them"
 
 
+def stored_is_no_index(site: Site) -> Iterator[str]:
+    """A position is stored as a whole number; as a float it needs a cast, which says how it is rounded."""
+    if isinstance(site.stmt, st.Store) and site.stmt.value.dtype.kind == "index":
+        if not (held := site.stmt.tensor.dtype).is_integer:
+            yield f"the index `{site.stmt.value}` is stored into {held}; expected a cast of it"
+
+
 def constant_is_of_its_type(site: Site) -> Iterator[str]:
     """A constant, and what a load gives where its mask does not hold, is a number that its type has; of
     another number a text would compute with digits that the type lacks. It needs an explicit cast."""
@@ -292,7 +299,8 @@ def known_function(site: Site) -> Iterator[str]:
             callee.why_not_of([a.dtype for a in call.args]) if callee.takes else callee.why_not(call.taken)
         ):
             yield f"{call.name} {reason}"
-    for reduce in (*site.find(Reduce), *site.find(Running)):
+    reduces: list[Reduce | Running] = [*site.find(Reduce), *site.find(Running)]
+    for reduce in reduces:
         if reduce.op not in REDUCERS:
             yield f"no reduction {reduce.op} is known"
     if not isinstance(site.stmt, st.FuncCall):

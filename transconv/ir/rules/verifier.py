@@ -368,6 +368,7 @@ RULES: tuple[Rule, ...] = (
     form.truth_is_apart,
     form.offset_is_index,
     form.index_is_apart,
+    form.stored_is_no_index,
     form.constant_is_of_its_type,
     tensor_is_parameter,
     form.known_function,

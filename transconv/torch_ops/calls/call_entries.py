@@ -20,16 +20,7 @@ from typing import Any
 import torch
 
 from transconv.calls import guard, route_cache
-from transconv.calls.guard import (
-    CallCache,
-    CallGuard,
-    Condition,
-    Part,
-    check_of,
-    device_of,
-    function_modes,
-    written,
-)
+from transconv.calls.guard import CallGuard, Condition, Part, check_of, device_of, function_modes, written
 from transconv.calls.route_cache import PASSING
 from transconv.calls.settings import settings
 from transconv.torch_ops.calls import layer_keys, lower_call
@@ -40,7 +31,7 @@ Tensor = torch.Tensor
 Call = Callable[..., Tensor]  # the arguments of dispatch(), and a residual if the function adds one
 Tensors = Sequence[Tensor | None]
 
-CALLS = CallCache()
+CALLS = guard.CallCache()
 find = CALLS.find
 # A weight whose copies are to be made takes the slow path.
 inference.on_change(CALLS.drop)

@@ -26,16 +26,8 @@ from transconv.runtime import Waiting, apart, is_capturing, is_collecting, ready
 from transconv.support import Unsupported
 from transconv.torch_ops import arguments
 from transconv.torch_ops.arguments import Params
-from transconv.torch_ops.calls import lower_call, precompile
+from transconv.torch_ops.calls import layer_keys, lower_call, precompile
 from transconv.torch_ops.calls.call_attributes import CallAttributes
-from transconv.torch_ops.calls.layer_keys import (
-    choose_plan,
-    forward_key,
-    gradients_key,
-    layer_key,
-    layer_of,
-    like,
-)
 from transconv.torch_ops.calls.precompile import gradients
 from transconv.torch_ops.calls.route import BackwardRoutes, ConvCall, LayerDirection, LayerEntry
 from transconv.torch_ops.conversion import aten_convolutions
@@ -120,7 +112,7 @@ class _SelectedCall:
         assert some is not None
         self.route, self.some, self.own = route, some, (route.shape, route.strides)
         self.types: lower_call.Types = route.types or some.dtype
-        self.tensors = [self.own if t is None else like(t) for t in (near, weight, far)]
+        self.tensors = [self.own if t is None else layer_keys.like(t) for t in (near, weight, far)]
         src, dst = (far, near) if route.params.transposed else (near, far)
         given = {"src": src, "wei": weight, "dst": dst}
         self.operands = {name: t for name, t in given.items() if t is not None} | extra
@@ -146,7 +138,7 @@ class _SelectedCall:
         if None in orders:
             return None
         src = far[0] if route.params.transposed else near[0]
-        layer = layer_of(route.params, self.types, weight[0], device)
+        layer = layer_keys.layer_of(route.params, self.types, weight[0], device)
         kind = route.direction, orders, self.epilogue, self.bias, route.aligned, self.flags
         found = policy.choices(layer, kind).of((src[0], *src[2:]))
         if prepares:  # kernels of these sizes are compiled: none is needed for any size
@@ -209,7 +201,7 @@ class _SelectedCall:
     def of_any_size(self, mode: str, loaded: bool = False) -> None:
         """A kernel whose sizes are arguments; if ``loaded``, one that runs on the device already."""
         route, some = self.route, self.some
-        chosen, registry = choose_plan(
+        chosen, registry = layer_keys.choose_plan(
             route.direction,
             route.params,
             self.types,
@@ -399,7 +391,7 @@ def add_sized(
     mode: str,
 ) -> tuple[Any, Hashable]:
     """``add_forward``, and the key of the layer if the route was made from that of another size."""
-    layer = layer_key(req, x, w, b, flags, aligned) if settings.reach != "exact" else None
+    layer = layer_keys.layer_key(req, x, w, b, flags, aligned) if settings.reach != "exact" else None
     known = route_cache.find_layer(layer)
     route = None if known is None else known.forward(x, w)
     if route is not None:
@@ -413,7 +405,7 @@ def forward_route(
     req: CallAttributes, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, mode: str
 ) -> Any:
     """The route of a batched forward call, found or made."""
-    key, flags, aligned = forward_key(req, x, w, b)
+    key, flags, aligned = layer_keys.forward_key(req, x, w, b)
     return route_cache.find(key) or add_forward(key, req, x, w, b, flags, aligned, mode)
 
 
@@ -436,7 +428,7 @@ def backward_routes(
     aligned = not (grad.data_ptr() | x.data_ptr() | w.data_ptr()) & ALIGNMENT
     layer, sizes = None, (x.shape, x.stride(), grad.shape, grad.stride())
     if settings.reach != "exact":
-        layer = gradients_key(params, grad, x, w, sizes, mask, flags, aligned)
+        layer = layer_keys.gradients_key(params, grad, x, w, sizes, mask, flags, aligned)
         known = route_cache.find_layer(layer)
         if known is not None and (found := known.backward(grad, x, w, sizes)) is not None:
             return found, flags, aligned, None

@@ -17,16 +17,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from transconv.conv import CompiledDirection, ConvProblem, ConvWorkload, Epilogue, Prop, build
-from transconv.runtime.standalone import (
-    PlanPackage,
-    check,
-    code_folder,
-    described,
-    files_of,
-    packaged,
-    templates,
-    write,
-)
+from transconv.runtime import standalone
 from transconv.support import ProblemError, ScheduleError, TransconvError, Unsupported, __version__
 from transconv.target import Target, detect
 from transconv.torch_ops import arguments
@@ -89,7 +80,7 @@ def export(
     """
     arguments.expect_module(model, "export")
     directory = Path(directory)
-    check(directory, force)
+    standalone.check(directory, force)
     chip = detect() if target is None else Target.parse(target) if isinstance(target, str) else target
     calls = recorded(model, inputs, backward)
     made = _Kernels(chip)
@@ -105,11 +96,13 @@ def export(
     if not uses:
         why = "; ".join(dict.fromkeys(why for _, why in left)) or "it called none"
         raise Unsupported("export:model", f"no convolution of the model can be exported: {why}")
-    packages, files = files_of(list(made.plans.values()), aot, workers=workers)
+    packages, files = standalone.files_of(list(made.plans.values()), aot, workers=workers)
     done = Exported(directory, {p.name: _described(p, aot) for p in packages}, tuple(uses), tuple(left))
     files["index.json"] = (json.dumps(_index(done, chip), indent=1) + "\n").encode()
-    files["README.md"] = templates().get_template("README.md.jinja").render(**_index(done, chip)).encode()
-    write(directory, files, force)
+    files["README.md"] = (
+        standalone.templates().get_template("README.md.jinja").render(**_index(done, chip)).encode()
+    )
+    standalone.write(directory, files, force)
     return done
 
 
@@ -150,12 +143,12 @@ class _Kernels:
         key = (part.problem, part.prop, epilogue)
         if key not in self.known:
             plan = build(part.problem, part.prop, self.target, None, epilogue)
-            name = self.known[key] = packaged(plan).name
+            name = self.known[key] = standalone.packaged(plan).name
             self.plans[name] = plan
         return self.known[key]
 
 
-def _described(package: PlanPackage, ahead: bool) -> dict[str, Any]:
+def _described(package: standalone.PlanPackage, ahead: bool) -> dict[str, Any]:
     """A kernel's entry in the index."""
     workload = package.plan.workload
     assert isinstance(workload, ConvWorkload)
@@ -166,8 +159,8 @@ def _described(package: PlanPackage, ahead: bool) -> dict[str, Any]:
         "epilogue": str(workload.epilogue),
         "schedule": str(package.plan.schedule),
         "launches": len(package.launches),
-        "tensors": described(package),
-        **({"machine_code": code_folder(package)} if ahead else {}),
+        "tensors": standalone.described(package),
+        **({"machine_code": standalone.code_folder(package)} if ahead else {}),
     }
 
 

@@ -24,15 +24,7 @@ from torch import fx
 from torch.nn.utils.parametrize import is_parametrized
 
 from transconv.torch_ops import arguments, modules
-from transconv.torch_ops.conversion.traced_graphs import (
-    ChainTracer,
-    activation_after,
-    is_hooked,
-    norm_after,
-    norm_folded,
-    only_user,
-    stays,
-)
+from transconv.torch_ops.conversion import traced_graphs
 from transconv.torch_ops.quantized import quantized_modules
 from transconv.torch_ops.quantized.input_quantization import KINDS, QuantizationScheme, kind_named, ranged
 
@@ -309,7 +301,7 @@ def chains(model: torch.nn.Module, found: Mapping[str, torch.nn.Module]) -> dict
     if model.training or not found:
         return {}
     try:
-        traced = ChainTracer(
+        traced = traced_graphs.ChainTracer(
             lambda kind: kind in modules.CONVOLUTIONS or issubclass(kind, quantized_modules.Quantised)
         ).traced(model)
     except Exception as error:  # what a model's code raises on proxies is not known
@@ -332,7 +324,7 @@ def _found(model: torch.nn.Module, traced: fx.GraphModule, names: Mapping[int, s
             id(conv) not in names
             or id(conv) not in once
             or type(conv) not in modules.CONVOLUTIONS
-            or is_hooked(conv)
+            or traced_graphs.is_hooked(conv)
         ):
             continue
         if (chain := _chain(traced, node, conv, once)).names:
@@ -341,11 +333,11 @@ def _found(model: torch.nn.Module, traced: fx.GraphModule, names: Mapping[int, s
 
 
 def _chain(traced: fx.GraphModule, node: fx.Node, conv: Any, once: set[int]) -> Chain:
-    norm = norm_after(traced, node, conv)
+    norm = traced_graphs.norm_after(traced, node, conv)
     if norm is not None and id(traced.get_submodule(str(norm.target))) not in once:
         return Chain()
     last = node if norm is None else norm
-    word, user = activation_after(traced, last), only_user(last)
+    word, user = traced_graphs.activation_after(traced, last), traced_graphs.only_user(last)
     if not (
         word
         and user is not None
@@ -355,7 +347,7 @@ def _chain(traced: fx.GraphModule, node: fx.Node, conv: Any, once: set[int]) -> 
         word = ""
     chain = [n for n in (node, norm, user if word else None) if n is not None]
     read: Any = node.args[0]
-    if not stays(traced, read, node, chain[-1], chain):
+    if not traced_graphs.stays(traced, read, node, chain[-1], chain):
         return Chain()
     return Chain("" if norm is None else str(norm.target), str(user.target) if word and user else "", word)
 
@@ -363,7 +355,9 @@ def _chain(traced: fx.GraphModule, node: fx.Node, conv: Any, once: set[int]) -> 
 def with_norm(conv: Any, norm: Any) -> None:
     """Fold a norm into the weight and bias of a convolution, in f32, in place."""
     bias = None if conv.bias is None else conv.bias.detach().float()
-    made, added = norm_folded(conv, conv.weight.detach().float(), bias, copy.deepcopy(norm).float())
+    made, added = traced_graphs.norm_folded(
+        conv, conv.weight.detach().float(), bias, copy.deepcopy(norm).float()
+    )
     conv._parameters["weight"] = made
     conv._parameters["bias"] = torch.nn.Parameter(added.detach(), requires_grad=False)
 

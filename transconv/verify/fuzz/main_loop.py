@@ -33,14 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from transconv.ir import InterpError, VerifyError
-from transconv.support import (
-    ProblemError,
-    TransconvError,
-    knobs,
-    read_named,
-    replace_named,
-    why_unwritable,
-)
+from transconv.support import ProblemError, TransconvError, files, knobs
 from transconv.verify.benchdnn_run import packages
 from transconv.verify.fuzz import compute_trial, conv_trial
 from transconv.verify.fuzz.compute_trial import ComputeTrial
@@ -146,6 +139,13 @@ def prepare(scratch: str, launchers: str = "") -> None:
     one in more time than Triton takes for a small kernel, and kernels of as many arguments have the same
     (12 in 81 kernels)."""
     mine = _worker()
+    if knobs.given("TRITON_INSTRUMENTATION_MODE"):  # ConSan keeps what it knows in memory of the launch
+        import torch
+        import triton
+
+        triton.set_allocator(
+            lambda size, align, stream: torch.empty(size, dtype=torch.int8, device="cuda")
+        )
     warnings.filterwarnings("error", "tl.where with a non-boolean condition")  # it selects wrongly
     if scratch:
         folder = f"{scratch}/{os.getpid()}"
@@ -401,7 +401,7 @@ class Campaign:
             **self.tally.to_json(),
         }
         if self.json_file is not None:
-            replace_named(self.json_file, json.dumps(told, indent=1) + "\n")
+            files.replace_named(self.json_file, json.dumps(told, indent=1) + "\n")
         return told
 
     def simplest_reasons(self) -> list[Row]:
@@ -468,7 +468,7 @@ def imported(worker: str) -> None:
 
 def scratch() -> tempfile.TemporaryDirectory[str]:
     """A folder for compiled kernels, in memory where there is such a place; gone at the end."""
-    within = "/dev/shm" if not why_unwritable(Path("/dev/shm/x")) else None
+    within = "/dev/shm" if not files.why_unwritable(Path("/dev/shm/x")) else None
     return tempfile.TemporaryDirectory(prefix="transconv-fuzz-", dir=within, ignore_cleanup_errors=True)
 
 
@@ -511,7 +511,9 @@ class Entry:
 
 def lines_of(path: Path) -> Iterator[tuple[int, str]]:
     """The lines of a file that say a trial, and their numbers. Raises OSError."""
-    for number, text in enumerate(read_named(path, "lines as fuzz --line takes them").splitlines(), 1):
+    for number, text in enumerate(
+        files.read_named(path, "lines as fuzz --line takes them").splitlines(), 1
+    ):
         line = text.partition("#")[0].strip()
         if line:
             yield number, line
