@@ -211,11 +211,10 @@ class CompiledDirection(Plan):
 Examples = tuple[tuple[int, int | tuple[int, ...]], ...]
 EXAMPLES: dict[int, Examples] = {
     1: ((8, 4096), (1, 256), (32, 32768)),
-    2: ((8, 56), (1, 14), (16, 224), (1, (400, 100)), (8, (24, 200)), (16, 96)),
+    2: ((8, 56), (1, 14), (16, 224), (1, (400, 100)), (8, (24, 200)), (16, 96), (1, 48)),
     3: ((4, 16), (8, 32), (1, 8), (1, (128, 64, 32)), (8, (12, 24, 96)), (1, (48, 96, 24))),
 }
-SQUARE = 3  # of these
-BETWEEN = (1, 48)  # small and middle: in 2D and torch's order, where middle plans copy
+SQUARE, ALL = 3, 6  # of these; what follows is for torch's order, where middle plans copy
 # Where there is room for one: large images cost more, and tiles of several images waste half of one.
 ALONE = {1: (8, 16384), 2: (2, 160), 3: (2, 32)}
 # Those for images of a multiple of a stride, which may also take the plans for all images.
@@ -280,9 +279,9 @@ def _examples(p: ConvProblem, prop: Prop, planes: bool) -> Examples:
     them is the same where sums have as many parts); and beside plans for planes, which are needed where no
     box takes every so many-th position."""
     found = EXAMPLES[p.ndims]
-    square, others = found[:SQUARE], found[SQUARE:]
-    if p.ndims == 2 and not _is_innermost(p):
-        square = (*square, BETWEEN)
+    square, others = found[:SQUARE], found[SQUARE:ALL]
+    if not _is_innermost(p):
+        square = (*square, *found[ALL:])
     gradient = prop is Prop.BWD_W
     if max(p.k) == 1 or p.ic * p.src.dtype.bytes % ENGINE_ALIGN or (gradient and p.g > 1):
         return square
