@@ -198,7 +198,7 @@ def flaw(asm: Mapping[str, Any]) -> str:
 
 
 def _is_sanitized(asm: Mapping[str, Any]) -> bool:
-    """Whether a kernel has the checks of one of Triton's sanitizers, whose own PTX looks like some signs."""
+    """Whether a kernel has the checks of ConSan, whose own PTX looks like some signs."""
     return any("consan" in str(asm.get(kind, "")).lower() for kind in ("ttgir", "llir"))
 
 
