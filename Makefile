@@ -165,7 +165,7 @@ sanitize:
 # On a GPU some 5 minutes on 16 cores; without one, where nothing is executed, some 40 on two.
 sanitize-triton: $(if $(GPU),,$(NEWEST)/ready)
 ifneq ($(GPU),)
-	TRITON_INSTRUMENTATION_MODE=consan $(PYTHON) $(FAMILIES) --limit 400
+	TRITON_INSTRUMENTATION_MODE=consan $(PYTHON) $(FAMILIES) --jobs 12 --limit 400
 else
 	$(PYTHON) -m transconv matrix --triton $(NEWEST) --targets sm_90 --sanitizer consan,gsan,fpsan \
 	    --timeout 900 --csv $(OUT)/triton_sanitizers.csv

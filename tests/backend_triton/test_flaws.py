@@ -92,6 +92,7 @@ WAIT = "wgmma.wait_group.sync.aligned "
 )
 def test_registers_that_are_overwritten(ptx: str, wrong: bool) -> None:
     assert bool(flaw({"ptx": HEAD + ptx})) == wrong
+    assert not flaw({"ptx": HEAD + ptx, "llir": "call void @__triton_consan_wait()"}), "ConSan's own text"
 
 
 TOGETHER, APART = "mov.b32 \t%r{}, {{%rs1, %rs2}};\n", "mov.b32 \t{{%rs3, %rs4}}, %r{};\n"

@@ -95,8 +95,8 @@ def test_the_page_is_current() -> None:
 @pytest.mark.slow
 def test_a_sanitizer_that_the_release_lacks(capsys: pytest.CaptureFixture[str]) -> None:
     """The pinned Triton has ConSan alone; one of four kernels, which adds up parts, shares no memory."""
-    words = ["matrix", "--targets", "sm_90", "--problems", "pointwise_nchw", "--jobs", "1", "--sanitizer"]
-    assert main([*words, "consan,fpsan"]) == 1
+    words = ["matrix", "--targets", "sm_90", "--problems", "pointwise_nchw", "--jobs", "1", "--timeout"]
+    assert main([*words, "600", "--sanitizer", "consan,fpsan"]) == 1
     told = capsys.readouterr().out
     assert "Triton 3.6.0 consan: 3 of 4 rows have checks" in told
     assert "Triton 3.6.0 fpsan: no kernel has checks of this sanitizer" in told and "1 failures" in told

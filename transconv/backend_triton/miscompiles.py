@@ -190,11 +190,16 @@ def flaw(asm: Mapping[str, Any]) -> str:
     no PTX (TRITON_STORE_BINARY_ONLY); what cannot be read, for want of a disassembler, is refused."""
     for sign in SIGNS:
         try:
-            if sign.shows(asm):
+            if sign.shows(asm) and not _is_sanitized(asm):
                 return f"{sign.why} (see docs/miscompiles.md)"
         except Exception as error:
             return f"the machine code cannot be read ({error}); it may be that {sign.why}"
     return ""
+
+
+def _is_sanitized(asm: Mapping[str, Any]) -> bool:
+    """Whether a kernel has the checks of ConSan, whose own PTX looks like some signs."""
+    return any("consan" in str(asm.get(kind, "")).lower() for kind in ("ttgir", "llir"))
 
 
 def _overwrites(asm: Mapping[str, Any]) -> bool:
