@@ -92,6 +92,7 @@ VIEWS: dict[str, tuple[Callable[..., Any], ...]] = {
         lambda x: torch.cat([x, x[:, :1], x], 1),
         lambda x: torch.cat([x[:, :1].repeat(1, 2, 1), x, x[:, -1:].repeat(1, 3, 1)], 1),
         lambda x: torch.cat([x[:, :1].repeat(1, 0, 1), x * 2, x[:, :0]], 1),
+        lambda x: torch.cat([x[:0], x.transpose(0, 2).exp().transpose(0, 2)]),
         lambda x: torch.slice_scatter(x, x[:, :2] * 0, 1, 1, 3),
         lambda x: torch.select_scatter(x, x[:, 0], 1, 2),
         lambda x: torch.as_strided_scatter(x, x[0, :3, :2].t() * 2, (2, 3), (3, 12), 5),

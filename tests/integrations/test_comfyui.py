@@ -1,9 +1,11 @@
 """The folder of nodes, loaded by its path as ComfyUI does it, with stand-ins for its VAE and ModelPatcher
-that have the public methods which the nodes call."""
+that have the public methods which the nodes call. ``COMFYUI``: a checkout to compare signatures with."""
 
 from __future__ import annotations
 
+import ast
 import importlib.util
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,42 +21,69 @@ FOLDER = Path(__file__).parents[2] / "transconv" / "integrations" / "comfyui"
 
 
 class ModelPatcher:
-    """ComfyUI's, as far as objects go: copies share the model, and patches hold while it is loaded."""
+    """ComfyUI's, as far as objects go, with its signatures at a125cd84: copies share the model and what
+    patches replaced, and patches hold while it is loaded."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        load_device: Any,
+        offload_device: Any,
+        size: int = 0,
+        weight_inplace_update: bool = False,
+    ) -> None:
         self.model = model
         self.object_patches: dict[str, Any] = {}
         self.object_patches_backup: dict[str, Any] = {}
 
     def clone(self) -> ModelPatcher:
-        made = ModelPatcher(self.model)
+        made = ModelPatcher(self.model, None, None)
         made.object_patches = self.object_patches.copy()
+        made.object_patches_backup = self.object_patches_backup
         return made
 
     def get_model_object(self, name: str) -> Any:
-        return self.object_patches.get(name) or self.place(name)[2]
+        known = self.object_patches_backup | self.object_patches
+        return known[name] if name in known else place(self.model, name)[2]
 
     def add_object_patch(self, name: str, obj: Any) -> None:
         self.object_patches[name] = obj
 
-    def place(self, name: str) -> tuple[Any, str, Any]:
-        at: Any = self.model
-        *owners, last = name.split(".")
-        for owner in owners:
-            at = getattr(at, owner)
-        return at, last, getattr(at, last)
-
-    def patch_model(self) -> nn.Module:
+    def patch_model(
+        self,
+        device_to: Any = None,
+        lowvram_model_memory: int = 0,
+        load_weights: bool = True,
+        force_patch_weights: bool = False,
+    ) -> nn.Module:
         for name, obj in self.object_patches.items():
-            owner, last, before = self.place(name)
+            owner, last, before = place(self.model, name)
             setattr(owner, last, obj)
             self.object_patches_backup.setdefault(name, before)
         return self.model
 
-    def unpatch_model(self) -> None:
+    def unpatch_model(self, device_to: Any = None, unpatch_weights: bool = True) -> None:
         for name, before in self.object_patches_backup.items():
-            setattr(*self.place(name)[:2], before)
+            setattr(*place(self.model, name)[:2], before)
         self.object_patches_backup.clear()
+
+
+def place(model: nn.Module, name: str) -> tuple[Any, str, Any]:
+    at: Any = model
+    *owners, last = name.split(".")
+    for owner in owners:
+        at = getattr(at, owner)
+    return at, last, getattr(at, last)
+
+
+def signatures(file: Path) -> dict[str, str]:
+    """The arguments of ModelPatcher's methods in a file, without their types."""
+    kinds = [n for n in ast.parse(file.read_text(encoding="utf-8")).body if isinstance(n, ast.ClassDef)]
+    (kind,) = [k for k in kinds if k.name == "ModelPatcher"]
+    methods = [f for f in kind.body if isinstance(f, ast.FunctionDef)]
+    for argument in [a for f in methods for a in f.args.args]:
+        argument.annotation = None
+    return {f.name: ast.unparse(f.args) for f in methods}
 
 
 class Autoencoder(nn.Module):
@@ -109,6 +138,12 @@ def test_their_layout(nodes: Any) -> None:
     assert "[tool.comfy]" in said and "PublisherId" in said
 
 
+@pytest.mark.skipif("COMFYUI" not in os.environ, reason="no checkout of ComfyUI")
+def test_signatures_are_their_own() -> None:
+    theirs = signatures(Path(os.environ["COMFYUI"]) / "comfy" / "model_patcher.py")
+    assert signatures(Path(__file__)).items() <= theirs.items()
+
+
 def test_a_vae(nodes: Any) -> None:
     vae, z = VAE(), torch.randn(1, 4, 6, 6)
     with torch.inference_mode():
@@ -125,7 +160,7 @@ def test_a_model(nodes: Any) -> None:
     """The copy is patched while it is loaded; the model it was made of is not."""
     model = nn.Module()
     model.diffusion_model = nn.Sequential(nn.Conv2d(4, 4, 3), nn.SiLU()).eval()
-    first, x = ModelPatcher(model), torch.randn(1, 4, 6, 6)
+    first, x = ModelPatcher(model, None, None), torch.randn(1, 4, 6, 6)
     made = executed(nodes, "TransconvModel", model=first)
     assert made is not first and not first.object_patches
     with torch.inference_mode():

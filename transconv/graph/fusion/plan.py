@@ -287,7 +287,7 @@ def _strides_below(view: MovedView, strides: Sequence[int]) -> tuple[int, ...] |
 
     def at(d: int) -> int:
         found = simplify(substitute(place, {v: as_expr(int(k == d)) for k, v in enumerate(own)}), Facts())
-        return found.value if isinstance(found, Const) else 0
+        return int(found.value) if isinstance(found, Const) else 0
 
     steps = tuple(at(d) for d in range(len(sizes)))
     line = sum((v * n for v, n in zip(own, steps, strict=True)), start=as_expr(0))

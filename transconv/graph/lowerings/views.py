@@ -336,14 +336,14 @@ def _cat(call: NodeCall) -> Piece:
 
 
 def _clamped(given: Sequence[Piece], dim: int, call: NodeCall) -> Piece | None:
-    """A concatenation of a value, alone or with repetitions of its first and last elements along the dim,
-    as one view: causal padding that repeats a frame needs no copy. None for another one."""
+    """A concatenation of a value with repetitions of its first and last elements along the dim, as one
+    view: causal padding that repeats a frame needs no copy. None for another one."""
     for i, x in enumerate(given):
         last = x.shape[dim] - 1
         ends: list[tuple[Piece, Length]] = [(p, 0) for p in given[:i]] + [
             (p, last) for p in given[i + 1 :]
         ]
-        if x.dtype is call.dtype and all(_repeats(p, x, dim, end) for p, end in ends):
+        if len(given) > 1 and x.dtype is call.dtype and all(_repeats(p, x, dim, end) for p, end in ends):
             before = sum((p.shape[dim] for p in given[:i]), start=0)
             return MovedView(
                 shape=call.shape,

@@ -433,12 +433,12 @@ class RegionPieces:
         if cut is None:
             return Operand(_memory(name, memory))
         whole = known.get(cut.whole) or next(
-            (Operand(known[p].memory) for p, _, _ in cut.parts if p in known), None
+            (Operand(known[p].memory) for p, _ in cut.parts if p in known), None
         )
         own = whole or Operand(_memory(name, cut.memory))
         if isinstance(known, dict):
             known.setdefault(cut.whole, own)
-        behind = next((b for p, _, b in cut.parts if p is piece), 0)
+        behind = next((lies[2] for p, lies in cut.parts if p is piece), 0)
         return Operand(own.memory, behind)
 
 

@@ -111,7 +111,7 @@ class ScatteredSlice(NamedTuple):
     first: int
     last: int
     source: fx.Node
-    index: bool  # whether ``source`` has no such dim
+    without: bool  # whether ``source`` has no such dim
 
 
 def _terms(node: Any, whole: fx.Node) -> Iterator[Any]:
@@ -167,7 +167,7 @@ def _parts(graph: fx.Graph, node: fx.Node, slices: Sequence[ScatteredSlice]) -> 
         for s in slices:
             zeros(s.first)
             made.append(s.source)
-            if s.index:
+            if s.without:
                 made[-1] = graph.call_function(aten.unsqueeze.default, (s.source, s.dim))
                 made[-1].meta["val"] = s.source.meta["val"].unsqueeze(s.dim)
             at = s.last
@@ -547,9 +547,11 @@ def with_elements(graph: fx.Graph) -> None:
         made = torch.cat([p.meta["val"] for p in kept], *cat.args[1:])
         if made.dtype is val.dtype and made.stride() == val.stride():
             cat.update_arg(0, kept)
-            for part in {*empty}:
-                if part.op == "call_function" and not part.users and not _writes(part):
-                    graph.erase_node(part)
+        elif made.dtype is val.dtype and len(kept) == 1 and val.is_contiguous():
+            replace_node(cat, aten.clone.default, (kept[0],), {"memory_format": torch.contiguous_format})
+        for part in {*empty}:
+            if part.op == "call_function" and not part.users and not _writes(part):
+                graph.erase_node(part)
 
 
 def waiting_for_nothing(graph: fx.Graph) -> None:
