@@ -13,8 +13,9 @@ import pytest
 from transconv import ir
 from transconv.compute import Alone, Workload, parse
 from transconv.conv import ConvProblem, ConvWorkload, Epilogue, Prop
-from transconv.runtime import Plan, build
+from transconv.runtime import Plan, build, compiler
 from transconv.schedule import Schedule, Scheduled
+from transconv.support import Unsupported
 from transconv.target import TARGETS, Target
 from transconv.verify.invariance import proof
 from transconv.verify.invariance.drawn_batches import differing
@@ -35,6 +36,17 @@ NORM = """compute norm
     let    var = sum(d*d; k) / 96
     store  Y[m, k] = d * rsqrt(var + 0.00001)
 """
+DEPTHWISE = """compute depthwise
+    sizes  S=2 in 1..64
+    tensor X bf16 [S, 9, 9, 16]
+    tensor W bf16 [16, 5]
+    axes   g=16 n=S h=9 w=9 | k=5
+    read   x = X[n, h, w + k - 2, g]
+    read   y = W[g, k]
+    let    z = sum(x*y; k)
+    store  Y[n, h, w, g] = z
+"""
+IN_REGISTERS = "n.h:16 w:4 k:5 g:8 | fma | a=gather b=gather | regs=w.k stages=1 warps=4"
 
 
 def of(text: str, prop: Prop) -> ConvWorkload:
@@ -178,6 +190,36 @@ def test_a_branch_that_adds_by_the_number_is_found() -> None:
     assert isinstance(planted, ir.Kernel)
     found = of_kernel(planted, "MB", False, "fwd")
     assert not found.holds and "a branch at" in found.why
+
+
+def test_texts_with_and_without_masks_add_alike() -> None:
+    """The number of samples says which tile a program has, and that which of two texts it takes: a tile
+    inside an image needs no masks. Both have to add the same terms in the same order."""
+    made = build(Alone(parse(DEPTHWISE)), SM90, Schedule.parse(IN_REGISTERS), None, True, Plan)
+    kernel = made.steps[0].kernel
+    (branch,) = ir.find(kernel, ir.If)
+    assert of_kernel(kernel, "S", False, "depthwise").holds
+    (one, two, *_), (first, *more) = ir.find(branch.then, ir.Load), ir.find(branch.then, ir.Update)
+    again = next(u for u in more if u.var is first.var)
+    planted = [replace(branch, other=None)] + [
+        replace(branch, then=ir.substitute(branch.then, changes))
+        for changes in ({first.value: again.value, again.value: first.value}, {one: two})
+    ]
+
+    class Planted(ir.Mutator):
+        def mutate_If(self, at: ir.If) -> ir.Stmt:
+            return planted.pop()
+
+    while planted:
+        found = of_kernel(Planted().rebuilt(kernel), "S", False, "depthwise")
+        assert not found.holds and "a branch at inside adds to sums" in found.why
+
+
+def test_kernels_without_a_certificate_are_refused_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiler, "decided", lambda *_: ["the batch decides"])
+    with pytest.raises(Unsupported, match="have no certificate: the batch decides") as refused:
+        build(Alone(parse(DEPTHWISE)), SM90, None, None, True, Plan)
+    assert refused.value.reason == "invariant:kernel"
 
 
 @pytest.mark.parametrize(

@@ -166,7 +166,8 @@ def _look(s: ir.Stmt, bound: set[str], found: set[str]) -> None:
 
 def decided(kernel: ir.Kernel, name: str, is_summed: bool) -> list[str]:
     """In words, what a size decides about the sums of a kernel, beside the number of programs and what is
-    masked; ``is_summed``: whether sums end at it."""
+    masked, as two ways do that differ in masks alone (the pass ``edges``); ``is_summed``: whether sums end
+    at it."""
     told: dict[ir.Var, list[ir.Expr]] = {}
     for let in ir.find(kernel, ir.Let):
         told.setdefault(let.var, []).append(let.value)  # phases have the same names
@@ -178,7 +179,7 @@ def decided(kernel: ir.Kernel, name: str, is_summed: bool) -> list[str]:
             if ir.Var(name) in resolved(e, told):
                 wrong.append(f"the loop over {loop.var.name} has {ir.readable(e)}")
     for branch in ir.find(kernel, ir.If):
-        if ir.Var(name) in resolved(branch.cond, told) and _adds(branch, kept):
+        if ir.Var(name) in resolved(branch.cond, told) and _adds(branch, kept) and not _alike(branch):
             wrong.append(f"a branch at {ir.readable(branch.cond)} adds to sums")
     return wrong
 
@@ -191,6 +192,30 @@ def _adds(branch: ir.If, kept: set[ir.Var]) -> bool:
         return True
     changed = [kept & {*ir.find(call, ir.Var)} for call in ir.find(branch, ir.FuncCall)]
     return any(not names or names - own for names in changed)
+
+
+def _alike(branch: ir.If) -> bool:
+    """Whether both ways of a branch add and store the same, in the same order: their texts are alike but
+    for masks and their own names."""
+    ways = [_Unmasked().mutate(way) for way in (branch.then, branch.other) if way is not None]
+    own = [dict.fromkeys(ir.bound_vars(way)) for way in ways]
+    names = [{v: ir.Var(f"{n}", v.type) for n, v in enumerate(each)} for each in own]
+    first, *other = [ir.substitute(way, each) for way, each in zip(ways, names, strict=True)]
+    return other == [first]
+
+
+class _Unmasked(ir.ExprMutator):
+    """What is loaded, chosen and stored where all masks hold."""
+
+    def mutate_Load(self, at: ir.Load) -> ir.Expr:
+        return self.generic(replace(at, mask=ir.TRUE))
+
+    def mutate_Store(self, at: ir.Store) -> ir.Stmt:
+        return self.generic(replace(at, mask=ir.TRUE))
+
+    def mutate_Select(self, at: ir.Select) -> ir.Expr:
+        made: ir.Expr = self.mutate(at.yes)
+        return made
 
 
 def resolved(e: ir.Expr, told: Mapping[ir.Var, Iterable[ir.Expr]]) -> set[ir.Var]:

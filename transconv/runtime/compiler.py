@@ -244,7 +244,7 @@ class _Shelf:
                 found[s] = sum(estimate(s, a, target) for a, _ in phases)
         for schedule in sorted((s for s in found if found[s] <= most), key=found.__getitem__):
             kernel = together([self.step(a, schedule, target).kernel for a, _ in phases])
-            if kernel is None or self.is_decided(kernel, phases[0][0]):
+            if kernel is None or self.uncertified(kernel, phases[0][0]):
                 continue
             whole = replace(phases[0][0], name=self.workload.direction, part=None)
             step = launched(self.workload, whole, schedule, target, kernel)
@@ -254,13 +254,13 @@ class _Shelf:
             self.rejected += 1
         return None
 
-    def is_decided(self, kernel: Kernel, compute: Compute) -> bool:
-        """Whether the number of samples decides about sums of a kernel, although the same bits are asked
-        for: it has no certificate."""
+    def uncertified(self, kernel: Kernel, compute: Compute) -> str:
+        """What the number of samples decides about sums of a kernel, although the same bits are asked for:
+        it has no certificate. Empty if it decides nothing."""
         if not self.deterministic or compute.named is None or not in_bands(compute):
-            return False
+            return ""
         is_summed = any(x.extent is not None for x in compute.axes_of("K"))
-        return any(decided(kernel, name, is_summed) for name in compute.named.names)
+        return "; ".join(why for name in compute.named.names for why in decided(kernel, name, is_summed))
 
     def candidates(self, compute: Compute, target: Target) -> Sequence[Listed]:
         """The best schedules, tuned ones first; of those with the same bits where these are asked for."""
@@ -270,9 +270,10 @@ class _Shelf:
     def choose(self, compute: Compute, target: Target) -> Schedule:
         """The best schedule whose kernel is not known to be wrong, nor, unless it was measured, to keep
         values in memory for want of registers: of ``check_records.MOST_SPILT`` that do, the one with the
-        fewest. Raises Unsupported if the first ``MOST_REJECTED`` are wrong, ScheduleError if results must
-        be deterministic and the user's schedule is not."""
+        fewest. Raises Unsupported if the first ``MOST_REJECTED`` are wrong or without a certificate,
+        ScheduleError if results must be deterministic and the user's schedule is not."""
         spilt: list[tuple[int, Listed]] = []
+        unproved = ""
         candidates = self.candidates(compute, target)
         if self.deterministic and not candidates:
             raise _same_bits(shortlist(1, compute, target, self.workload)[0].schedule)
@@ -284,8 +285,10 @@ class _Shelf:
                     raise
                 log.warning("a row of the tuning database is passed over: %s", error)
                 continue
-            if check_records.is_wrong(step.digest) or self.is_decided(step.kernel, compute):
-                self.rejected += 1
+            wrong = check_records.is_wrong(step.digest)
+            why = "" if wrong else self.uncertified(step.kernel, compute)
+            if wrong or why:
+                self.rejected, unproved = self.rejected + 1, unproved or why
                 continue
             size = 0 if made.tuned else check_records.spilled(step.digest)
             if not size:
@@ -297,11 +300,10 @@ class _Shelf:
         if spilt:
             self.rejected = max(self.rejected, check_records.MOST_SPILT)
             return self._taken(min(spilt, key=lambda found: found[0])[1])
-        raise Unsupported(
-            "miscompiled",
-            f"the {len(candidates)} best kernels for {compute.name} "
-            f"of {self.workload} are known to give wrong results on {target.name}",
-        )
+        best = f"the {len(candidates)} best kernels for {compute.name} of {self.workload}"
+        if unproved:
+            raise Unsupported("invariant:kernel", f"{best} have no certificate: {unproved}")
+        raise Unsupported("miscompiled", f"{best} are known to give wrong results on {target.name}")
 
     def _taken(self, made: Listed) -> Schedule:
         if not self.why:
