@@ -229,11 +229,9 @@ class Target:
                     f"target '{name}': Triton compiles for chips from sm_80 on, so torch "
                     f"computes there; expected one of {' '.join(TARGETS)}"
                 )
-            hint = "; left out, it is the GPU's here" if name.lower() in HERE else ""
-            raise ScheduleError(
-                f"target '{name}' is unknown; expected one of {' '.join(TARGETS)}"
-                f"{hint or nearest(name, TARGETS, CARDS)}"
-            )
+            here = name.lower() in HERE
+            hint = "; left out, it is the GPU's here" if here else nearest(name, TARGETS, CARDS)
+            raise ScheduleError(f"target '{name}' is unknown; expected one of {' '.join(TARGETS)}{hint}")
         return _switched(found)
 
 
