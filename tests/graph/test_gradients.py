@@ -55,6 +55,7 @@ SLICES: dict[str, tuple[Callable[[Tensor], Tensor], bool]] = {  # whether they s
     "all of it, too": (lambda x: x[..., :4].sin() * x[..., 4:].cos() + x.sum(), False),
     "shared": (lambda x: x[..., :6].sin() * x[..., 2:].cos(), False),
     "every other": (lambda x: x[..., ::2].sin() * x[..., 1::2].cos(), False),
+    "many": (lambda x: sum(x.flatten()[i].sin() for i in range(40)), False),
     "of two dims": (lambda x: x[:, :1].sin() * x[..., :1].cos(), False),
 }
 

@@ -34,7 +34,7 @@ from transconv.graph.fusion.groups import Price
 from transconv.graph.graph_report import Made, owner
 from transconv.graph.lowerings import quantization
 from transconv.graph.pieces.region_pieces import BoundedGraph
-from transconv.graph.regions import aot_graphs, batch_invariance, function_graphs
+from transconv.graph.regions import aot_graphs, batch_invariance, concatenations, function_graphs
 from transconv.graph.regions.batch_invariance import (
     batch_names,
     largest_batch,
@@ -336,7 +336,7 @@ class _Graph:
         if phase == "backward":
             aot_graphs.examples(gm.graph, inputs)
         elif phase == "inference":
-            aot_graphs.parts_cast(gm.graph)
+            concatenations.parts_cast(gm.graph)
         aot_graphs.waiting_for_nothing(gm.graph)
         aot_graphs.with_elements(gm.graph)
         if phase == "inference":

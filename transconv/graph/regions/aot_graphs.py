@@ -4,8 +4,6 @@ Graphs have torch's decompositions, but for operations that rows translate whole
 what one leaves for the other: nothing that costs nothing to have again, and
 
     cat(a, b) read by both graphs     the concatenation, not a and b: their kernels store into it
-    cast(cat(a, b))                   cat(cast(a), cast(b)): the same numbers, which may be stored in place
-    slice_scatter(0, a) + ..(0, b)    cat(a, b): gradients of slices that share nothing; select_scatter too
     max_pool backward                 the places that were chosen, each in its window, in 8 bits (others
                                       in 32), of its image the shape
     an image of a convolution         has its features last, whatever torch's order would be
@@ -25,15 +23,15 @@ import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
-from transconv.graph.fusion.index_ir import holds
 from transconv.graph.lowerings.pools import within_windows
 from transconv.graph.lowerings.table import ROWS
+from transconv.graph.regions.concatenations import is_known, join_slices, listed, parts_cast
 from transconv.graph.regions.function_graphs import replace_node
 from transconv.graph.regions.torch_region import may_view, memory, readers
 from transconv.runtime import torch_internals
@@ -42,9 +40,6 @@ aten = torch.ops.aten
 FREE = "transconv_free"  # in a node's meta: only kernels of the two graphs see how it lies
 MOVED = "transconv_moved"  # of a placeholder: it lies otherwise than when the graph was traced
 POOLS = (aten.max_pool2d_with_indices_backward.default, aten.max_pool3d_with_indices_backward.default)
-CASTS = (aten._to_copy.default, torch.ops.prims.convert_element_type.default)
-SUM = aten.add.Tensor
-SCATTERS = (aten.select_scatter.default, aten.slice_scatter.default)
 LONGEST = 2**31  # places that 32 bits tell apart
 
 
@@ -56,7 +51,7 @@ def prepared(joint: fx.Graph) -> None:
     for node in [*joint.nodes]:
         if node.target in POOLS:
             _shape_alone(node)
-    parts_joined(joint)
+    join_slices(joint)
     parts_cast(joint)
 
 
@@ -64,7 +59,7 @@ def _shape_alone(node: fx.Node) -> None:
     """Give a pool's gradient another image of that shape, which it does not read, and its places by way of
     8 or 32 bits."""
     grad, image, *rest, places = node.args
-    if not isinstance(image, fx.Node) or not isinstance(places, fx.Node) or not _is_known(image):
+    if not isinstance(image, fx.Node) or not isinstance(places, fx.Node) or not is_known(image):
         return
     val, at, graph = image.meta["val"], places.meta["val"], node.graph
     with graph.inserting_before(node):
@@ -85,129 +80,6 @@ def _shape_alone(node: fx.Node) -> None:
     node.args = (grad, none, *rest, back)
 
 
-def parts_joined(graph: fx.Graph) -> None:
-    """Write a sum of gradients of slices along one dim, of which no two share an element, as a
-    concatenation: what computes a part may store it in place. Elements of no slice are zeros."""
-    for node in reversed([*graph.nodes]):
-        if node.target is not SUM or not node.users or not _is_known(node):
-            continue
-        found = [_scattered(leaf) for leaf in _terms(node, node)]
-        slices = sorted((s for s in found if s is not None), key=lambda s: s.first)
-        ends = [0, *(s.last for s in slices)]
-        if (
-            len(slices) < len(found)
-            or len({s.dim for s in slices}) > 1
-            or any(s.first < end for s, end in zip(slices, ends, strict=False))
-        ):
-            continue
-        replace_node(node, aten.cat.default, (_parts(graph, node, slices), slices[0].dim))
-    graph.eliminate_dead_code()
-
-
-class ScatteredSlice(NamedTuple):
-    """A tensor that is zeros but for a slice, elements ``first`` to ``last`` - 1 along ``dim``."""
-
-    dim: int
-    first: int
-    last: int
-    source: fx.Node
-    without: bool  # whether ``source`` has no such dim
-
-
-def _terms(node: Any, whole: fx.Node) -> Iterator[Any]:
-    """The terms of a sum of tensors of one shape and type, whose partial sums have no other reader."""
-    if (
-        isinstance(node, fx.Node)
-        and node.target is SUM
-        and not node.kwargs
-        and (node is whole or len(node.users) == 1)
-        and node.meta["val"].shape == whole.meta["val"].shape
-    ):
-        for arg in node.args:
-            yield from _terms(arg, whole)
-    else:
-        yield node
-
-
-def _scattered(node: Any) -> ScatteredSlice | None:
-    """What a term is, if it is a slice in a tensor of zeros."""
-    if not isinstance(node, fx.Node) or node.target not in SCATTERS or not _is_known(node):
-        return None
-    bound = dict(zip(("zeros", "source", "dim", "start", "end", "step"), node.args, strict=False))
-    zeros, source, val = bound["zeros"], bound["source"], node.meta["val"]
-    filled = isinstance(zeros, fx.Node) and (
-        zeros.target is aten.new_zeros.default
-        or (zeros.target is aten.full.default and zeros.args[1] == 0)
-    )
-    if not filled or not isinstance(source, fx.Node) or not _is_known(source) or node.kwargs:
-        return None
-    if source.meta["val"].dtype is not val.dtype or bound.get("step", 1) != 1:
-        return None
-    dim = bound.get("dim", 0) % val.ndim
-    size, start, end = val.shape[dim], bound.get("start"), bound.get("end")
-    if node.target is aten.select_scatter.default:
-        return ScatteredSlice(dim, start % size, start % size + 1, source, True)
-    first, last, _ = slice(start, end).indices(size)
-    return ScatteredSlice(dim, first, last, source, False) if first < last else None
-
-
-def _parts(graph: fx.Graph, node: fx.Node, slices: Sequence[ScatteredSlice]) -> list[fx.Node]:
-    """The parts of a concatenation, with zeros in gaps."""
-    val, made, at = node.meta["val"], list[fx.Node](), 0
-
-    def zeros(until: int) -> None:
-        shape = [*val.shape]
-        shape[slices[0].dim] = until - at
-        if until > at:
-            options = {"dtype": val.dtype, "device": val.device, "pin_memory": False}
-            made.append(graph.call_function(aten.full.default, (shape, 0), options))
-            made[-1].meta["val"] = val.new_zeros(shape)
-
-    with graph.inserting_before(node):
-        for s in slices:
-            zeros(s.first)
-            made.append(s.source)
-            if s.without:
-                made[-1] = graph.call_function(aten.unsqueeze.default, (s.source, s.dim))
-                made[-1].meta["val"] = s.source.meta["val"].unsqueeze(s.dim)
-            at = s.last
-        zeros(val.shape[slices[0].dim])
-    return made
-
-
-def parts_cast(graph: fx.Graph) -> None:
-    """Write a cast of a concatenation as a concatenation of casts."""
-    for node in [*graph.nodes]:
-        cat = node.args[0] if node.target in CASTS and node.args else None
-        if not isinstance(cat, fx.Node) or cat.target is not aten.cat.default or len(cat.users) > 1:
-            continue
-        dtype = node.meta["val"].dtype
-        if {*node.kwargs} - {"dtype"} or not all(_narrows(x, cat, dtype) for x in _listed(cat)):
-            continue
-        with graph.inserting_before(node):
-            parts = [_cast(graph, x, dtype) for x in _listed(cat)]
-        replace_node(node, aten.cat.default, (parts, *cat.args[1:]))
-        graph.erase_node(cat)
-
-
-def _narrows(x: fx.Node, cat: fx.Node, dtype: torch.dtype) -> bool:
-    """Whether a part has the same numbers if it is cast at once: the concatenation holds all of it."""
-    own, wide = x.meta["val"].dtype, cat.meta["val"].dtype
-    return own is wide or (own is dtype and holds(wide, own))
-
-
-def _cast(graph: fx.Graph, x: fx.Node, dtype: torch.dtype) -> fx.Node:
-    """A part in the narrower type: what it was widened from, where that has the type."""
-    of = x.args[0] if x.target in CASTS else None
-    if x.meta["val"].dtype is dtype:
-        return x
-    if isinstance(of, fx.Node) and of.meta["val"].dtype is dtype and holds(x.meta["val"].dtype, dtype):
-        return of
-    made = graph.call_function(aten._to_copy.default, (x,), {"dtype": dtype})
-    made.meta["val"] = x.meta["val"].to(dtype)
-    return made
-
-
 # -- behind the division ---------------------------------------------------------------------------
 
 
@@ -224,7 +96,7 @@ def shared(forward: fx.GraphModule, backward: fx.GraphModule, results: int) -> N
             isinstance(x, fx.Node)
             and x not in seen
             and x.op == "call_function"
-            and _is_known(x)
+            and is_known(x)
             and (x.name in given)
             and all(u is end or _is_ours(u) for u in readers(x))
             and all(map(_is_ours, readers(given[x.name])))
@@ -237,13 +109,13 @@ def _whole(cat: fx.Node, forward: fx.GraphModule, backward: fx.GraphModule, resu
     and are parts of no other one."""
     outs: list[Any] = [*_results(forward)]
     left = {o.name: o for o in outs[results:] if isinstance(o, fx.Node) and o.op == "call_function"}
-    parts: list[fx.Node] = [*_listed(cat)]
+    parts: list[fx.Node] = [*listed(cat)]
     given = [left.get(str(p.target)) if p.op == "placeholder" else None for p in parts]
     if None in given or len({*given}) < len(given) or {*given} & {*outs[:results]}:
         return
     cats = {u for g in given if g is not None for u in g.users if u.target is aten.cat.default}
     there = next(iter(cats)) if len(cats) == 1 else None
-    if there is None or _listed(there) != given or there.args[1:] != cat.args[1:] or not _is_known(there):
+    if there is None or listed(there) != given or there.args[1:] != cat.args[1:] or not is_known(there):
         return
     if any(p.meta["val"].ndim < there.meta["val"].ndim for p in parts):  # empty, of one dim: no slice
         return
@@ -279,17 +151,6 @@ def _results(gm: fx.GraphModule) -> tuple[Any, ...]:
     return tuple(found)
 
 
-def _listed(cat: fx.Node) -> list[fx.Node]:
-    """The parts of a concatenation."""
-    found: Any = cat.args[0]
-    return [*found]
-
-
-def _is_known(x: fx.Node) -> bool:
-    val = x.meta.get("val")
-    return isinstance(val, torch.Tensor) and all(isinstance(n, int) for n in (*val.shape, *val.stride()))
-
-
 def _is_ours(node: fx.Node) -> bool:
     """Whether an operation has a row, and so no view of memory of its own."""
     return node.target in ROWS or node.op == "output"
@@ -322,7 +183,7 @@ def examples(graph: fx.Graph, inputs: Sequence[Any]) -> None:
         if (
             isinstance(old, torch.Tensor)
             and isinstance(val, torch.Tensor)
-            and _is_known(node)
+            and is_known(node)
             and (old.stride() != val.stride() and old.shape == val.shape)
         ):
             node.meta["val"] = old.as_strided(old.shape, val.stride())
@@ -539,9 +400,9 @@ def _writes(node: fx.Node) -> bool:
 
 def with_elements(graph: fx.Graph) -> None:
     """Concatenate the parts that have elements alone, where torch's result is the same, and lies so."""
-    for cat in [n for n in graph.nodes if n.target is aten.cat.default and _is_known(n)]:
-        empty = [p for p in _listed(cat) if 0 in [n for n in p.meta["val"].shape if isinstance(n, int)]]
-        kept, val = [p for p in _listed(cat) if p not in empty], cat.meta["val"]
+    for cat in [n for n in graph.nodes if n.target is aten.cat.default and is_known(n)]:
+        empty = [p for p in listed(cat) if 0 in [n for n in p.meta["val"].shape if isinstance(n, int)]]
+        kept, val = [p for p in listed(cat) if p not in empty], cat.meta["val"]
         if not empty or not kept:
             continue
         made = torch.cat([p.meta["val"] for p in kept], *cat.args[1:])
