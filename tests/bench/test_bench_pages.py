@@ -43,7 +43,7 @@ def test_every_result_is_read_and_every_result_that_is_named_exists() -> None:
     there = {p.name for p in pages.RESULTS.iterdir()}
     named = set(
         re.findall(
-            r"\b(?:h100_|h200_|interpreted_|index_operations|mutation|opencl_|proofs)\w*"
+            r"\b(?:h100_|h200_|interpreted_|index_operations|mutation|opencl_|proofs|triton_)\w*"
             r"\.(?:csv|json|txt)",
             text,
         )

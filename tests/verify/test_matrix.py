@@ -141,7 +141,6 @@ def test_a_budget_that_is_too_small_fails(
     [
         (["--problems", "nothing"], "golden problem 'nothing' is unknown; expected one of dense"),
         (["--targets", "sm_20"], "target 'sm_20' is unknown"),
-        (["--sanitizer", "asan"], "'asan' is no sanitizer; expected consan, gsan or fpsan"),
         (["--triton", "/nonexistent"], "there is no Triton in /nonexistent; make it with: pip install"),
     ],
 )
@@ -150,10 +149,19 @@ def test_what_cannot_be_asked(words: list[str], text: str, capsys: pytest.Captur
     assert text in capsys.readouterr().err
 
 
-def test_a_share_is_a_number_of_a_number(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("word", "value", "text"),
+    [
+        ("--share", "3", "'3' is no I/N with I from 0 to N-1"),
+        ("--sanitizer", "asan", "'asan' is no sanitizer; expected consan, gsan or fpsan"),
+    ],
+)
+def test_what_a_word_cannot_be(
+    word: str, value: str, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as left:
-        main(["matrix", "--share", "3"])
-    assert left.value.code == 2 and "'3' is no I/N with I from 0 to N-1" in capsys.readouterr().err
+        main(["matrix", word, value])
+    assert left.value.code == 2 and text in capsys.readouterr().err
 
 
 def test_versions() -> None:

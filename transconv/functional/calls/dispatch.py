@@ -166,11 +166,13 @@ def _watched_call(f: PublicFunction, tensors: Tensors, numbers: Numbers) -> Any:
 
 
 def _handed(f: PublicFunction, tensors: Tensors, numbers: Numbers, reason: str) -> Any:
-    if not hasattr(tensors[0], "__torch_function__"):
-        what = type(tensors[0]).__name__
-        raise TypeError(f"{f.name}: expected a tensor, got {what}; torch.as_tensor makes one")
     stats.handed_over(reason, f.name)
-    return f.by_torch(tensors, numbers)
+    try:
+        return f.by_torch(tensors, numbers)
+    except AttributeError as error:  # torch takes a method of what it is given
+        if hasattr(tensors[0], "__torch_function__"):
+            raise
+        raise AttributeError(f"{error}; {f.name} takes a tensor, torch.as_tensor makes one") from None
 
 
 def _written(f: PublicFunction, tensors: Tensors, numbers: Numbers, out: Any) -> Tensor:
