@@ -172,7 +172,7 @@ def _handed(f: PublicFunction, tensors: Tensors, numbers: Numbers, reason: str) 
     except AttributeError as error:  # torch takes a method of what it is given
         if hasattr(tensors[0], "__torch_function__"):
             raise
-        raise AttributeError(f"{error}; {f.name} takes a tensor, torch.as_tensor makes one") from None
+        raise AttributeError(f"{error}; expected a tensor, which torch.as_tensor makes") from None
 
 
 def _written(f: PublicFunction, tensors: Tensors, numbers: Numbers, out: Any) -> Tensor:
