@@ -62,6 +62,12 @@ def twice(x: Tensor) -> Tensor:
     return F.conv2d(torch.cat([part, part], 1), V)
 
 
+def around(x: Tensor) -> Tensor:
+    """One value stands on both sides of another kernel's."""
+    part = conv(x, W)
+    return F.conv2d(torch.cat([part, conv(x, W + 1), part], 1), V.repeat(1, 2, 1, 1)[:, :48])
+
+
 def handed(x: Tensor) -> tuple[Tensor, Tensor]:
     """What is handed out has torch's strides."""
     part = conv(x, W)
@@ -80,6 +86,7 @@ CASES: list[tuple[Callable[..., Any], int, int]] = [  # values that are placed, 
     (skipped, 1, 3),
     (along_a_batch, 2, 3),
     (twice, 0, 2),
+    (around, 0, 3),
     (handed, 0, 3),
     (short, 0, 3),
 ]

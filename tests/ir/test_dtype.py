@@ -82,6 +82,23 @@ def test_narrow_leaves_numbers_as_wide_as_they_are() -> None:
     assert "(held * 2).to(tl.int64) * 8" in triton.emit(narrow(made))
 
 
+def test_narrow_leaves_truths_as_they_are() -> None:
+    from transconv.passes.scalar.index_width import narrow
+
+    held, pid, known = ir.Var("held", ir.i32), ir.Var("pid"), ir.Var("known", ir.boolean)
+    far = ir.Cast(held, ir.index) * 8  # nothing is known of it: 64 bits
+    for truth in (ir.TRUE, known, LANE < 3):
+        mask = ir.Select(far < 4, truth, far < 8) & (far >= 0)
+        body = ir.seq(
+            ir.Let(held, ir.Load(TABLE, LANE + pid, ir.TRUE)),
+            ir.Let(known, LANE < 2),
+            ir.Store(OUT, LANE, ir.Const(1.0, ir.f32), mask),
+        )
+        made = narrow(ir.Kernel("masked", (TABLE, OUT), ir.For(pid, 1, body, kind="grid")))
+        ir.verify(made)
+        assert "index64(held)*8 < 4" in ir.readable(made)
+
+
 # -- a row from outside -----------------------------------------------------------------------------
 
 

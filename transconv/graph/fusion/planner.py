@@ -167,7 +167,7 @@ class Planner:
                 if x in self.home:
                     self.keep(x, piece, CUT_OFF)
             return
-        away = [x for x in piece.operands if self.home.get(x) not in (None, group)]
+        away = [x for x in dict.fromkeys(piece.operands) if self.home.get(x) not in (None, group)]
         if all(self.needs(x) < group.number for x in piece.operands if x not in self.home):
             held = [x for x in away if x not in self.plan.stored]
             for x in held:

@@ -64,17 +64,19 @@ class _Narrow(ScopedMutator):
 
     def widen(self, e: ir.Expr) -> ir.Expr:
         """The same value in 64 bits."""
-        if e.dtype.kind not in ("float", "int"):  # else only indices inside of it may need 64 bits
+        kind = e.dtype.kind
+        if kind == "index":
             if isinstance(e, ir.Const):
                 return ir.Const(e.value, ir.index64)
             if isinstance(e, ir.Cast) and e.type is ir.index:  # an integer of a tensor, used as an address
                 return ir.Cast(e.x, ir.index64)
             if isinstance(e, (ir.Var, ir.Lane)) or self.fits(e):
                 return e if e.dtype is ir.index64 else ir.Cast(e, ir.index64)
-            if isinstance(e, (ir.Arithmetic, ir.Compare)):
-                return type(e)(self.widen(e.a), self.widen(e.b))
             if isinstance(e, ir.Select):
                 return ir.Select(self.index(e.cond), self.widen(e.yes), self.widen(e.no))
+        if kind not in ("float", "int") and isinstance(e, (ir.Arithmetic, ir.Compare)):
+            return type(e)(self.widen(e.a), self.widen(e.b))
+        # Else only indices inside of it may need 64 bits.
         changes: dict[ir.Node, ir.Expr] = {
             c: self.index(c) for c in e.children() if isinstance(c, ir.Expr)
         }
