@@ -113,7 +113,7 @@ def in_a_graph(f: Any, x: torch.Tensor, *more: torch.Tensor) -> None:
 @pytest.mark.parametrize("name", SLICES)
 def test_slices(name: str, dtype: torch.dtype) -> None:
     torch._dynamo.reset()
-    for shape in ((3, 6, 49, 32), (3, 5, 6, 8)):
+    for shape in ((3, 12, 49, 8), (3, 5, 6, 8)):
         in_a_graph(SLICES[name][0], torch.randn(shape, device=c.DEVICE).to(dtype))
 
 
