@@ -84,6 +84,21 @@ TAKEN: dict[str, tuple[Callable[..., Tensor], tuple[int, ...], tuple[tuple[int, 
 }
 
 
+PUT: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "one number": lambda x, i: torch.zeros(5, 3).index_put((i,), x[0, 0], accumulate=True),
+    "a row": lambda x, i: torch.zeros(5, 4).index_put((i,), x[:1], accumulate=True),
+    "rows by columns": lambda x, i: torch.zeros(5, 5).index_put((i, i[:, None]), x[:1], accumulate=True),
+    "known places": lambda x, i: torch.zeros(5).index_put((torch.tensor([0, 2, 2]),), x[0, :1], True),
+}
+
+
+@pytest.mark.parametrize("name", PUT)
+def test_what_is_put_may_stand_for_all_places(name: str) -> None:
+    run = torch.compile(PUT[name], backend=backend, options={"rest": "eager"}, dynamic=False)
+    with by_meaning():
+        compare(PUT[name], run, [torch.randn(4, 4, requires_grad=True), torch.tensor([0, 3, 3, 1])], 1e-5)
+
+
 def places(name: str) -> list[Tensor]:
     """Drawn indices of a case, also from the end where torch takes such; none is the last place's."""
     _, shape, indices = TAKEN[name]

@@ -283,6 +283,18 @@ def test_a_training_step_in_pieces_is_that_of_the_whole(name: str) -> None:
         trains(make(), torch.randn(shape), share, over)
 
 
+@pytest.mark.parametrize(("dim", "along", "across"), [(0, "n", "h"), (2, "h", "n")])
+def test_products_that_lie_one_behind_the_other_along_an_axis(dim: int, along: str, across: str) -> None:
+    """What computes a part of a concatenation is cut along other axes than the concatenation's."""
+    torch.manual_seed(0)
+    a, b, c = _plain(2, 16, 3, padding=1), _plain(2, 16, 1), _plain(16, 2, 3, padding=1)
+    model, x = Wrapped(lambda x: c(torch.cat([a(x), b(x)], dim)), a, b, c), torch.randn(6, 2, 8, 8)
+    with apart(), meaning(), patch.object(Demand, "aside", lambda *_: 0):
+        compared(model, x, 0.8, across)
+        with pytest.raises(Unsupported, match=f"are needed along {along}"):
+            compared(model, x, 0.99, along)
+
+
 @pytest.mark.slow
 def test_another_axis_where_the_outermost_does_not_do() -> None:
     torch.manual_seed(0)

@@ -117,8 +117,8 @@ def _placed_sum(call: NodeCall, x: Piece, first: int, indices: Sequence[Piece], 
     whole = (*sizes, *taken)
     if not all(isinstance(size, int) for size in whole) or prod(whole) > MOST_COMPARED:
         raise NotOurs("elements are put where values say")
-    if kind(grad.dtype) != "float" or any(kind(i.dtype) != "int" for i in indices):
-        raise NotOurs("whole numbers, or where a mask holds")
+    if kind(grad.dtype) != "float":
+        raise NotOurs("whole numbers are put where values say")
 
     def element(at: Index) -> Index:
         return (*at[:first], *at[len(sizes) :], *at[last : len(sizes)])
@@ -161,7 +161,15 @@ def _put(call: NodeCall) -> Piece:
     alone = isinstance(x, ConstantValue) and x.value == 0 and call.arg(3, "accumulate", False)
     if not alone or [d for d, _ in told] != [*range(first, first + len(told))]:
         raise NotOurs("elements are put where values say")
-    if len(grad.shape) != len(x.shape) or any(i.values is None for _, i in told):
+    if any(kind(i.dtype) != "int" for _, i in told):
+        raise NotOurs("elements are put where a mask holds")
+    rank = max(len(i.shape) for _, i in told)
+    sizes = zip(*([1] * (rank - len(i.shape)) + [*i.shape] for _, i in told), strict=True)
+    taken = [next((n for n in each if n != 1), 1) for each in sizes]
+    grad = expanded(
+        grad, (*x.shape[:first], *taken, *x.shape[first + len(told) :])
+    )  # one may stand for all
+    if rank != len(told) or any(i.values is None for _, i in told):
         return _placed_sum(call, x, first, [i for _, i in told], grad)
     try:
         found = [_taken(i, k - len(told), x.shape[d], grad.shape[d]) for k, (d, i) in enumerate(told)]

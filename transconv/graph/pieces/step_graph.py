@@ -360,7 +360,8 @@ def axis_of(compute: Compute, operands: dict[str, Operand]) -> str:
     for view, (slot, step) in zip(plain[axis], fits[axis], strict=True):
         memory = operands[view.tensor.name].memory
         digit = step * view.tensor.shape[slot]
-        if memory.given or memory.digit not in (0, digit):
+        spans = any(x < digit < n * x for n, x in zip(memory.shape, memory.strides, strict=True))
+        if memory.given or memory.digit not in (0, digit) or spans:  # of a dim, one of several parts
             return ""
         memory.digit = digit
         if operands[view.tensor.name].slot(view.tensor) != slot:
