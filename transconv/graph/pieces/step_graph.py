@@ -348,9 +348,8 @@ def axis_of(compute: Compute, operands: dict[str, Operand]) -> str:
         operand = operands[read.view.tensor.name]
         if (slot := operand.slot(read.view.tensor)) is not None:
             coord = read.view.dims[slot].coord
-            own = [v.name for v in free_vars(coord) if v.name in dict(sizes)]
-            free = [a for a in own if compute.kind(a) != "K" and dict(sizes)[a] > 1]
-            if free:
+            own = [v.name for v in free_vars(coord) if dict(sizes).get(v.name, 0) > 1]
+            if free := [a for a in own if compute.kind(a) != "K"]:
                 found[max(free, key=lambda a: (_reach(coord, sizes, a), a))] = None
     plain = {a: [w.view for w in compute.writes if not w.op or _is_along(w, a)] for a in found}
     fits = {a: places for a in found if (places := _stored_along(a, sizes, plain[a]))}
