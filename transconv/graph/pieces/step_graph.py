@@ -357,8 +357,7 @@ def axis_of(compute: Compute, operands: dict[str, Operand]) -> str:
         return ""
     axis = max(fits, key=lambda a: fits[a][0][1])
     for view, (slot, step) in zip(plain[axis], fits[axis], strict=True):
-        memory = operands[view.tensor.name].memory
-        digit = step * view.tensor.shape[slot]
+        memory, digit = operands[view.tensor.name].memory, step * view.tensor.shape[slot]
         spans = any(x < digit < n * x for n, x in zip(memory.shape, memory.strides, strict=True))
         if memory.given or memory.digit not in (0, digit) or spans:  # of a dim, one of several parts
             return ""
