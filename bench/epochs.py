@@ -96,8 +96,8 @@ def busy_ms(train: Callable[[int], object], count: int) -> float:
 
 
 def kernel_ms(train: Callable[[int], object], count: int) -> dict[str, float]:
-    """Those of each kernel, by its name, in the stream that works longest: others have what threads do
-    beside the program, such as checks of first results."""
+    """Those of each kernel, by its name, in the stream that works longest: others have the work
+    of other threads, such as checks of first results."""
     with profile(activities=[ProfilerActivity.CUDA]) as found:
         for at in range(count):
             train(at)

@@ -86,3 +86,17 @@ def test_gradients_of_pools_visit_windows() -> None:
         run(x).sum().backward()
     text = report(run).graphs[1].kernels[-1].text
     assert "i3=2 i4=2" in text and "% 2 ==" not in text, text
+
+
+def test_what_is_expanded_to_its_own_shape_is_stored_once() -> None:
+    """As attention of torch's reference hands its weights to a product, and to the backward graph."""
+
+    def f(x: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        weights = x.softmax(-1)
+        return torch.bmm(weights.expand(weights.shape).reshape(6, 5, 7), v), weights
+
+    run = torch.compile(f, backend=backend, options={"rest": "eager"}, dynamic=False)
+    given = torch.randn(2, 3, 5, 7, dtype=torch.float64), torch.randn(6, 7, 4, dtype=torch.float64)
+    with by_meaning() as texts:
+        compare(f, run, given, 1e-12)
+    assert [text.count("store") for text in dict.fromkeys(texts)] == [1, 1]
