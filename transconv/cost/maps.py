@@ -175,8 +175,8 @@ class MapTime:
         return LAUNCH_US + larger(busy / 1e3, moving) + smaller(moving, RAMP_US) + self._behind(bandwidth)
 
     def _shuffles(self) -> float:
-        """What a reduction of all rows of a program sends from lane to lane, or by way of shared memory, in
-        accesses of a warp."""
+        """What a reduction of all rows of a program sends from lane to lane, or by way of shared memory,
+        in accesses of a warp."""
         schedule, tiled, lanes = self.schedule, self.tiled, self.target.warp_size
         sharing, reach = partial_results.sharers(
             schedule.blocks, schedule.warps, tiled.reduced, self.compute, lanes

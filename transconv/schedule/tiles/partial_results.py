@@ -19,9 +19,9 @@ Rows that are reduced are divided, and stay in registers or do not:
     red=block    threads of several warps share a row and combine their results in shared memory
     red=split    several programs share a row and combine their results in memory (see ``reduce=``)
 
-    row=held     a tile covers the row, or its steps are written out (``unroll=1``): its elements are loaded
-                 once for all sweeps
-    row=again    it does not: every sweep loads them again
+    row=held     a tile covers the row, or its steps are written out (``unroll=1``): its elements are
+                 loaded once for all sweeps
+    row=again    neither: every sweep loads them again
 
 Both follow from the blocks, the warps and ``split_k``; a schedule whose words contradict them is illegal.
 Triton lays out the threads of a program along the innermost block first, each with 16 bytes of it, or
