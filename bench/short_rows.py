@@ -1,9 +1,9 @@
 """Softmax and layer norm over short rows, most of them at odd addresses: each form of kernel timed.
 
 A row of ``short_rows.csv`` for each kernel and side: ``before``, the tile that was chosen until estimates
-knew how threads share such rows; ``chosen``, what the package takes now; ``form``, the first by its estimate
-of each other tile, in one step, in a loop, or in steps that are written out; ``transconv``, ``torch`` and
-``torch.compile`` of the whole call. At the end: how much slower the choice is than the best form.
+knew how threads share such rows; ``chosen``, what the package takes now; ``form``, the first by its
+estimate of each other tile, in one step, in a loop, or in steps that are written out; ``transconv``,
+``torch`` and ``torch.compile`` of the whole call. At the end: how much slower the choice is than the best.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from transconv.errors import ScheduleError
 from transconv.ir import bf16
 from transconv.runtime import build_compute
 from transconv.runtime.timing import Clock
-from transconv.schedule import Block, Schedule, k_steps, why_not
+from transconv.schedule import Block, Schedule, holds_rows, why_not
 from transconv.selection.proposals import heuristics
 from transconv.target import Target, detect
 
 LENGTHS = (49, 50, 64, 77, 100, 196, 197)
 ELEMENTS = 301056 * 49  # of a window's attention in the first stage of Swin-T, 32 images
-FORMS = 10  # of a kernel, at most
+FORMS = 14  # of a kernel, at most
 # Of a length: rows, lanes of a row and warps of the tile that was chosen before, forward and backward.
 BEFORE = {
     49: ((16, 64, 2), (8, 64, 1)),
@@ -143,13 +143,22 @@ def forms(compute: Compute, target: Target) -> Iterator[tuple[str, Schedule]]:
 
 
 def _form(schedule: Schedule, compute: Compute) -> tuple[object, ...]:
+    """Schedules of one form are timed once: those that differ in their rows, and in warps where they load
+    elements again."""
     reduced = [b.extent for b in schedule.blocks if compute.kind(b.first) == "K"]
-    alone = k_steps(schedule, compute) == 1 and schedule.warps == 1
-    return *reduced, schedule.unroll, schedule.late, bool(schedule.programs), alone
+    whole = holds_rows(schedule, compute)
+    return (
+        *reduced,
+        schedule.unroll,
+        schedule.late,
+        bool(schedule.programs),
+        whole and min(schedule.warps, 4),
+    )
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--match", default="", help="only cases whose name has this text")
+    parser.add_argument("--no-inductor", action="store_true", help="leave torch.compile out")
     parser.add_argument("--workers", type=int, default=12, help="processes that compile")
     parser.add_argument(
         "--time-budget", type=float, default=400, help="seconds after which no case begins"
@@ -179,7 +188,10 @@ def main(options: argparse.Namespace) -> int:
             if time.monotonic() - began > options.time_budget:
                 print(f"no time for {case.name}", flush=True)
                 continue
-            for row in (*_whole(case, clock), *_each(case, kernels_of[case.name], clock, target, lost)):
+            for row in (
+                *_whole(case, clock, not options.no_inductor),
+                *_each(case, kernels_of[case.name], clock, target, lost),
+            ):
                 print(" ".join(map(str, row.values())), flush=True)
                 wrong += float(row.get("error") or 0.0) > 0.02
                 lines.writerow({"case": case.name, **row, **versions()})
@@ -192,14 +204,14 @@ def main(options: argparse.Namespace) -> int:
     return int(wrong > 0)
 
 
-def _whole(case: MapCase, clock: Clock) -> Iterator[dict[str, Any]]:
+def _whole(case: MapCase, clock: Clock, inductor: bool) -> Iterator[dict[str, Any]]:
     """All kernels of a case together, torch and torch.compile."""
     computes = [parse(text) for text in case.texts]
     plans = [build_compute(c, detect()) for c in computes]
-    found = clock.compare(sides_of(case, plans, computes, inductor=True), moves(*computes))
+    found = clock.compare(sides_of(case, plans, computes, inductor), moves(*computes))
     error = error_of(case, plans, computes)
     names = {"us": "transconv", "torch_us": "torch", "inductor_us": "torch.compile"}
-    for side, name in names.items():
+    for side, name in ((side, name) for side, name in names.items() if side in found):
         row = {"kernel": "all", "side": name, "us": f"{found[side].us:.4g}"}
         yield row | ({"error": f"{error:.2e}"} if side == "us" else {})
 

@@ -113,9 +113,7 @@ def test_rows_of_attention_with_bias_and_mask_are_torchs() -> None:
     case = short_rows.cases(lengths=(), elements=49 * 49 * 192)[-1]
     made = parse(case.text.replace("w=64", "w=2").replace("i=49", "i=5"))
     draw = torch.Generator().manual_seed(0)
-    given = {
-        t.name: torch.randn(t.shape, generator=draw).to(torch_dtype(t.dtype)) for t in made.tensors
-    }
+    given = {t.name: torch.randn(t.shape, generator=draw).to(torch_dtype(t.dtype)) for t in made.tensors}
     schedule = WRITTEN.format(k=8).replace("n:4", "n.w.h.i:4")
     build_compute(made, HERE, Schedule.parse(schedule)).launch(**given)
     x, b, m, y = (given[name].double() for name in "XBMY")
@@ -134,8 +132,7 @@ def test_written_steps_load_a_row_once() -> None:
 
 
 def test_rows_that_warps_share_cost_more() -> None:
-    """A tile of rows of 49 in two warps took 52.7 us on an H200 (bench/results/h200_swin_kernels.csv), which
-    was chosen as it was expected to take 20.7."""
+    """A tile of rows of 49 in two warps took 52.7 us on an H200 (bench/results/h200_swin_kernels.csv)."""
     made = parse(softmax(49, rows=301056).text)
     two, one = (
         estimate(Schedule.parse(f"n:16 k:64 | fma | stages=1 warps={n}"), made, SM90) for n in (2, 1)

@@ -51,7 +51,7 @@ from transconv.compute import (
     with_roles,
 )
 from transconv.compute.analysis import statistics as stat
-from transconv.schedule.counts import aligned, by_tile, holds_rows, programs, tile
+from transconv.schedule.counts import aligned, by_tile, holds_rows, k_steps, programs, tile
 from transconv.schedule.schedule import Block, Schedule
 from transconv.target import Target
 
@@ -472,9 +472,10 @@ def why_not_row(c: Schedule, compute: Compute, target: Target) -> str | None:
             f"row=held: a tile has {tile(c, compute, 'K')} of the {length} elements of a row; "
             f"expected a tile that covers it, such as {block}"
         )
+    covers = "the tile covers" if k_steps(c, compute) == 1 else "steps that are written out cover"
     return (
-        f"row=again: the tile covers the row of {length} elements, which is loaded once; expected "
-        f"one that does not, smaller than {block}"
+        f"row=again: {covers} the row of {length} elements, which is loaded once; expected "
+        f"a tile that does not, smaller than {block}, and unroll=0"
     )
 
 
@@ -482,7 +483,7 @@ def why_not_turn(c: Schedule, compute: Compute, target: Target) -> str | None:
     if not c.turn:
         return None
     found = kept(c, compute)
-    if found == "again" and c.via == "tl":
+    if found and k_steps(c, compute) > 1 and c.via == "tl":
         return None
     why = {
         "": f"{compute.name} needs every element of a row in one sweep alone",

@@ -32,6 +32,7 @@ from transconv.schedule import (
     aligned,
     carried,
     divided,
+    holds_rows,
     k_steps,
     programs,
     tile,
@@ -166,10 +167,12 @@ def even(
     inner = {order[-1] for v in _largest(compute) if (order := _along(free, v, compute))}
 
     def odd(s: Schedule) -> tuple[float, ...]:
-        elements = prod(b.extent for b in s.blocks)
-        again = compute.again and k_steps(s, compute) > 1
+        elements, steps = prod(b.extent for b in s.blocks), k_steps(s, compute)
+        if compute.again and holds_rows(s, compute):
+            elements, steps = elements * steps, 1
+        loops = steps > 1
+        again = compute.again and loops
         waits = bool(s.programs) and not ahead(s, compute)
-        loops = k_steps(s, compute) > 1
         among = divided(s, compute, target) if loops else ""
         meets = among in ("warp", "block")
         early = loops and not meets and not s.late
