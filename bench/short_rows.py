@@ -85,7 +85,7 @@ def cases(lengths: tuple[int, ...] = LENGTHS, elements: int = ELEMENTS) -> list[
                 ),
             ),
         ]
-    return [*found, _windows(elements // 49 // 49 // 192)]
+    return [*found, _windows(max(1, elements // 49 // 49 // 192))]
 
 
 def _backward(name: str, formula: LibraryFormula, instead: Callable[[Tensors], object]) -> MapCase:

@@ -16,7 +16,7 @@ from transconv.compute.library import LibraryFormula, Strided
 from transconv.cost import estimate
 from transconv.ir import DType, bf16, f16, f32
 from transconv.runtime import build_compute
-from transconv.runtime.standalone.machine_code import job_of
+from transconv.runtime.steps import job_of
 from transconv.schedule import Schedule, divided, kept, why_not
 from transconv.selection.proposals import heuristics
 from transconv.target import TARGETS, Target
