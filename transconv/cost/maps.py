@@ -4,9 +4,15 @@ Such a kernel is bound by the bandwidth of memory if enough bytes are in flight:
 
     program alone  = start of its warps + sweeps * steps * (latency + bytes + instructions)
                      + exchanges between threads
-    multiprocessor = max(programs * bytes, programs * instructions, programs / together * alone)
+    multiprocessor = max(programs * bytes, programs * instructions, programs * (lines + shuffles),
+                         programs / together * alone)
     kernel         = launch + max(multiprocessor, bytes of all tensors / bandwidth) + ramp of the memory
                      + launches and bytes of the kernels that combine statistics
+
+Loads, stores and shuffles share a unit, which takes a clock for each shuffle of a warp and for each cache
+line that an access of a warp touches. Counted, not fitted: a softmax of 49 numbers in a tile that two
+warps share is expected to take 1.2 times what it took (four kernels of h200_swin_kernels.csv;
+tests/compute/test_short_rows.py).
 
 A row that stays in registers is loaded once, with all loads in flight together. Elements that are loaded
 again come from the L1 cache if it holds the rows of all programs of a multiprocessor (on NVIDIA's chips it
