@@ -19,8 +19,17 @@ from typing import NamedTuple
 from transconv.compute import Compute, axis_strides, touched
 from transconv.cost.issue import ACCESS, LINE, SECTOR
 from transconv.ir import View
-from transconv.schedule import Block, Box, Schedule, aligned, box_of, by_tile, inner_feature
-from transconv.schedule.counts import WIDEST, steps_of_any_size
+from transconv.schedule import (
+    WIDEST,
+    Block,
+    Box,
+    Schedule,
+    aligned,
+    box_of,
+    by_tile,
+    inner_feature,
+    steps_of_any_size,
+)
 from transconv.schedule.tiles import packing
 
 NEAR = 1 << 16  # bytes of a filter, which all programs read, that the L1 cache keeps

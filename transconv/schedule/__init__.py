@@ -6,6 +6,7 @@ In: a computation, a target, a schedule. Out: None, or why not in a sentence. Kn
 from transconv.schedule.counts import LONGEST as LONGEST
 from transconv.schedule.counts import QUAD as QUAD
 from transconv.schedule.counts import ROWS as ROWS
+from transconv.schedule.counts import WIDEST as WIDEST
 from transconv.schedule.counts import ahead as ahead
 from transconv.schedule.counts import ahead_bytes as ahead_bytes
 from transconv.schedule.counts import aligned as aligned
@@ -19,6 +20,7 @@ from transconv.schedule.counts import moves_sums as moves_sums
 from transconv.schedule.counts import needed as needed
 from transconv.schedule.counts import programs as programs
 from transconv.schedule.counts import sides as sides
+from transconv.schedule.counts import steps_of_any_size as steps_of_any_size
 from transconv.schedule.counts import tile as tile
 from transconv.schedule.counts import tiles_along as tiles_along
 from transconv.schedule.legality import most_sums as most_sums
