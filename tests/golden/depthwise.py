@@ -46,42 +46,42 @@ def depthwise(src, wei, dst):
     acc = tl.full((32, 32), 0.0, tl.float32)
     ih_0 = oh - 1
     iw_0 = ow - 1
-    a_0 = tl.load(src + (grp_blk * 32 - 2784 + grp)[:, None] + (mb * 75264 + oh * 2688 + ow * 96)[None, :],
+    a_0 = tl.load(src + (grp_blk * 32 + grp)[:, None] + (mb * 75264 + oh * 2688 + ow * 96)[None, :] - 2784,
                   mask=((0 <= ih_0) & (0 <= iw_0))[None, :], other=0.0)
     b_0 = tl.load(wei + grp_blk * 288 + grp * 9)
     acc = acc + a_0.to(tl.float32) * b_0.to(tl.float32)[:, None]
-    a_1 = tl.load(src + (grp_blk * 32 - 2688 + grp)[:, None] + (mb * 75264 + oh * 2688 + ow * 96)[None, :],
+    a_1 = tl.load(src + (grp_blk * 32 + grp)[:, None] + (mb * 75264 + oh * 2688 + ow * 96)[None, :] - 2688,
                   mask=(0 <= ih_0)[None, :], other=0.0)
-    b_1 = tl.load(wei + grp_blk * 288 + 1 + grp * 9)
+    b_1 = tl.load(wei + grp_blk * 288 + grp * 9 + 1)
     acc = acc + a_1.to(tl.float32) * b_1.to(tl.float32)[:, None]
     iw_2 = ow + 1
-    a_2 = tl.load(src + (grp_blk * 32 - 2592 + grp)[:, None] + (mb * 75264 + oh * 2688 + ow * 96)[None, :],
+    a_2 = tl.load(src + (grp_blk * 32 + grp)[:, None] + (mb * 75264 + oh * 2688 + ow * 96)[None, :] - 2592,
                   mask=((0 <= ih_0) & (iw_2 < 28))[None, :], other=0.0)
-    b_2 = tl.load(wei + grp_blk * 288 + 2 + grp * 9)
+    b_2 = tl.load(wei + grp_blk * 288 + grp * 9 + 2)
     acc = acc + a_2.to(tl.float32) * b_2.to(tl.float32)[:, None]
-    a_3 = tl.load(src + (grp_blk * 32 - 96 + grp)[:, None] + (mb * 75264 + oh * 2688 + ow * 96)[None, :],
+    a_3 = tl.load(src + (grp_blk * 32 + grp)[:, None] + (mb * 75264 + oh * 2688 + ow * 96)[None, :] - 96,
                   mask=(0 <= iw_0)[None, :], other=0.0)
-    b_3 = tl.load(wei + grp_blk * 288 + 3 + grp * 9)
+    b_3 = tl.load(wei + grp_blk * 288 + grp * 9 + 3)
     acc = acc + a_3.to(tl.float32) * b_3.to(tl.float32)[:, None]
     a_4 = tl.load(src + (grp_blk * 32 + grp)[:, None] + (mb * 75264 + oh * 2688 + ow * 96)[None, :])
-    b_4 = tl.load(wei + grp_blk * 288 + 4 + grp * 9)
+    b_4 = tl.load(wei + grp_blk * 288 + grp * 9 + 4)
     acc = acc + a_4.to(tl.float32) * b_4.to(tl.float32)[:, None]
-    a_5 = tl.load(src + (grp_blk * 32 + 96 + grp)[:, None] + (mb * 75264 + oh * 2688 + ow * 96)[None, :],
+    a_5 = tl.load(src + (grp_blk * 32 + grp)[:, None] + (mb * 75264 + oh * 2688 + ow * 96)[None, :] + 96,
                   mask=(iw_2 < 28)[None, :], other=0.0)
-    b_5 = tl.load(wei + grp_blk * 288 + 5 + grp * 9)
+    b_5 = tl.load(wei + grp_blk * 288 + grp * 9 + 5)
     acc = acc + a_5.to(tl.float32) * b_5.to(tl.float32)[:, None]
     ih_6 = oh + 1
-    a_6 = tl.load(src + (grp_blk * 32 + 2592 + grp)[:, None] + (mb * 75264 + oh * 2688 + ow * 96)[None, :],
+    a_6 = tl.load(src + (grp_blk * 32 + grp)[:, None] + (mb * 75264 + oh * 2688 + ow * 96)[None, :] + 2592,
                   mask=((ih_6 < 28) & (0 <= iw_0))[None, :], other=0.0)
-    b_6 = tl.load(wei + grp_blk * 288 + 6 + grp * 9)
+    b_6 = tl.load(wei + grp_blk * 288 + grp * 9 + 6)
     acc = acc + a_6.to(tl.float32) * b_6.to(tl.float32)[:, None]
-    a_7 = tl.load(src + (grp_blk * 32 + 2688 + grp)[:, None] + (mb * 75264 + oh * 2688 + ow * 96)[None, :],
+    a_7 = tl.load(src + (grp_blk * 32 + grp)[:, None] + (mb * 75264 + oh * 2688 + ow * 96)[None, :] + 2688,
                   mask=(ih_6 < 28)[None, :], other=0.0)
-    b_7 = tl.load(wei + grp_blk * 288 + 7 + grp * 9)
+    b_7 = tl.load(wei + grp_blk * 288 + grp * 9 + 7)
     acc = acc + a_7.to(tl.float32) * b_7.to(tl.float32)[:, None]
-    a_8 = tl.load(src + (grp_blk * 32 + 2784 + grp)[:, None] + (mb * 75264 + oh * 2688 + ow * 96)[None, :],
+    a_8 = tl.load(src + (grp_blk * 32 + grp)[:, None] + (mb * 75264 + oh * 2688 + ow * 96)[None, :] + 2784,
                   mask=((ih_6 < 28) & (iw_2 < 28))[None, :], other=0.0)
-    b_8 = tl.load(wei + grp_blk * 288 + 8 + grp * 9)
+    b_8 = tl.load(wei + grp_blk * 288 + grp * 9 + 8)
     acc = acc + a_8.to(tl.float32) * b_8.to(tl.float32)[:, None]
     tl.store(dst + (grp_blk * 32 + grp)[:, None] + (mb * 75264 + oh * 2688 + ow * 96)[None, :],
              (acc * sigmoid(acc)).to(tl.float16))

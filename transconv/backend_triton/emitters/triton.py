@@ -233,7 +233,8 @@ class ExprSpeller(ArithmeticSpeller):
     def address(self, tensor: ir.Tensor, offset: ir.Expr, lanes: tuple[ir.Lane, ...]) -> str:
         """``tensor + offset``, with every lane of ``lanes`` even if the offset does not vary along it."""
         own = self.lanes(offset)
-        level = LEVEL[ir.Add if isinstance(offset, ir.Add) else ir.Mul]
+        moved = isinstance(offset, ir.Sub) and isinstance(offset.b, ir.Const)  # a pointer minus a number
+        level = LEVEL[ir.Add if moved or isinstance(offset, ir.Add) else ir.Mul]
         text = f"{tensor.name} + {self.fit(offset, lanes, level)}"
         if own != lanes:
             shape = ", ".join(str(x.extent) for x in lanes)

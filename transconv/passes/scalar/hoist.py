@@ -9,9 +9,10 @@ Of the tiles that one persistent program computes, what all of them load is load
 is invariant move as a whole. A sum is split into the part that changes and one invariant
 part per set of lanes. The invariant conditions of a mask move together, per set of lanes.
 
-Where sizes are arguments, the constant of an address stays behind the rest, which neighbours then share:
-the compiler makes it a part of the instruction. (Where sizes are numbers, it does so by itself, since it
-then knows that the sum fits 32 bits.)
+Where accesses of a tensor differ in their constants alone, these are added last, to a pointer of 64 bits: the
+accesses share the sum of all other terms, and the assembler makes the constants parts of the instructions.
+Inside a sum of 32 bits it could not, because it does not know that the sum does not overflow. (LLVM's pass
+separate-const-offset-from-gep does this where it knows.)
 
     load(A, A_base_2 + m)       A_base_2 = h*W + 64     ->     load(A, A_base + m + 64)       A_base = h*W
 """
@@ -28,12 +29,12 @@ from transconv.simplify import simplify
 def hoist(kernel: ir.Kernel) -> ir.Kernel:
     """Move loop-invariant lets, addends and conditions in front of the serial loops."""
     names = {v.name for v in ir.bound_vars(kernel)}
-    return _Hoist(names, kernel.sizes is not None).rebuilt(kernel)
+    return _Hoist(names, _shared(kernel)).rebuilt(kernel)
 
 
 class _Hoist(ir.Mutator):
-    def __init__(self, names: set[str], sized: bool) -> None:
-        self.names, self.sized = names, sized
+    def __init__(self, names: set[str], shared: set[tuple[str, frozenset[ir.Expr]]]) -> None:
+        self.names, self.shared = names, shared
         self.taken: dict[str, int] = {}  # the last number given to each name
         self.scope: dict[ir.Var, tuple[ir.Lane, ...]] = {}
 
@@ -41,19 +42,22 @@ class _Hoist(ir.Mutator):
         if isinstance(load := let.value, ir.Load):
             let = ir.Let(
                 let.var,
-                replace(load, offset=self.address(load.offset), mask=self.together(load.mask)),
+                replace(load, offset=self.address(load.tensor, load.offset), mask=self.together(load.mask)),
                 let.origin,
             )
         self.scope[let.var] = ir.lanes_of(let.value, self.scope)
         return let
 
     def mutate_Store(self, at: ir.Store) -> ir.Stmt:
-        return ir.Store(at.tensor, self.address(at.offset), at.value, self.together(at.mask))
+        return ir.Store(at.tensor, self.address(at.tensor, at.offset), at.value, self.together(at.mask))
 
-    def address(self, e: ir.Expr) -> ir.Expr:
-        """``grouped``; where sizes are arguments with the constant at the end."""
-        rest, constant = _without_constant(e) if self.sized else (e, None)
-        return self.grouped(rest) if constant is None else self.grouped(rest) + constant
+    def address(self, tensor: ir.Tensor, e: ir.Expr) -> ir.Expr:
+        """``grouped``, with the constant at the end where other accesses share the sum of the other terms."""
+        terms, constant = _without_constant(e)
+        if not constant or (tensor.name, frozenset(terms)) not in self.shared:
+            return self.grouped(e)
+        shared = self.grouped(_joined(terms))
+        return shared + constant if constant > 0 else shared - -constant
 
     def grouped(self, e: ir.Expr) -> ir.Expr:
         """The same sum with terms of equal lanes next to each other, scalars first."""
@@ -163,9 +167,13 @@ class _Loop:
         return s
 
     def address(self, e: ir.Expr, stem: str) -> ir.Expr:
-        """``sums``; where sizes are arguments with the constant at the end."""
-        rest, constant = _without_constant(e) if self.owner.sized else (e, None)
-        return self.sums(rest, stem) if constant is None else self.sums(rest, stem) + constant
+        """``sums``; a constant at the end stays there."""
+        match e:
+            case ir.Add(terms, ir.Const(constant)):
+                return self.sums(terms, stem) + constant
+            case ir.Sub(terms, ir.Const(constant)):
+                return self.sums(terms, stem) - constant
+        return self.sums(e, stem)
 
     def sums(self, e: ir.Expr, stem: str) -> ir.Expr:
         """Split every sum inside an index expression."""
@@ -233,12 +241,21 @@ def signed_terms(e: ir.Expr) -> list[ir.Expr]:
     return [e]
 
 
-def _without_constant(e: ir.Expr) -> tuple[ir.Expr, ir.Const | None]:
-    """A sum without its constant, and the constant; the whole sum and None if it has none, or is one."""
+def _without_constant(e: ir.Expr) -> tuple[list[ir.Expr], int]:
+    """The terms of a sum that are no constants, and the sum of those that are."""
     terms = signed_terms(e)
-    total = sum(int(t.value) for t in terms if isinstance(t, ir.Const))
-    rest = [t for t in terms if not isinstance(t, ir.Const)]
-    return (_joined(rest), ir.Const(total, e.dtype)) if total and rest else (e, None)
+    constants = [t for t in terms if isinstance(t, ir.Const)]
+    return [t for t in terms if t not in constants], sum(int(t.value) for t in constants)
+
+
+def _shared(kernel: ir.Kernel) -> set[tuple[str, frozenset[ir.Expr]]]:
+    """The tensors and terms of addresses that appear with several constants."""
+    constants: dict[tuple[str, frozenset[ir.Expr]], set[int]] = {}
+    for access in [*ir.find(kernel, ir.Load), *ir.find(kernel, ir.Store)]:
+        terms, constant = _without_constant(access.offset)
+        if terms:
+            constants.setdefault((access.tensor.name, frozenset(terms)), set()).add(constant)
+    return {key for key, found in constants.items() if len(found) > 1}
 
 
 def _negated(e: ir.Expr) -> ir.Expr:
