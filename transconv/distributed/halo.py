@@ -168,7 +168,7 @@ class Sent:
             yield
         except RuntimeError as error:
             raise RuntimeError(
-                f"rank {dist.get_rank()} could not {' nor '.join(does)} in a sharded convolution: {error}"
+                f"rank {dist.get_rank()} could not {' nor '.join(does)} in a sharded computation: {error}"
             ) from error
 
 

@@ -1,0 +1,75 @@
+"""Models in pieces over several ranks: every bit of one process."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable
+from unittest.mock import patch
+
+import pytest
+import torch
+from torch import nn
+
+from tests.graph.rank_threads import on_ranks
+from tests.graph.meant import traced
+from tests.graph.networks import Gated
+from tests.graph.test_pieces import GRIDS, MODELS, STEPS, Tupled, apart, meaning, pieces, stepped, trained
+from transconv.graph.backend_options import MemoryBound
+from transconv.graph.pieces.bounded_model import BoundReport
+from transconv.graph.pieces.demands import Demand
+from transconv.graph.pieces.piece_ranks import PieceRanks
+
+Tensor = torch.Tensor
+Made = Callable[[], nn.Module]
+CONV = nn.Conv2d
+TRACES = threading.Lock()  # torch traces one graph at a time
+
+
+def called(
+    ranks: PieceRanks, model: nn.Module, x: Tensor, bound: int, over: str, step: bool
+) -> tuple[list[Tensor], BoundReport]:
+    """The result of a rank within a bound, with the gradients of a ``step``, and its report."""
+    asked = MemoryBound(bound, str(bound), over, 0, ranks=ranks)
+    with torch.set_grad_enabled(step):
+        given = x.detach().clone().requires_grad_(step)
+        with TRACES:
+            run = traced(Tupled(model), [given], within=asked)  # type: ignore[arg-type]
+        (made,) = run(given)
+        found = stepped(model, given, made) if step else [made]
+    return found, BoundReport(asked, tuple(asked.plans.values()))
+
+
+def dealt(
+    make: Made, shape: tuple[int, ...], over: str, share: float, ranks: int, step: bool = False
+) -> list[BoundReport]:
+    """Compare a model, or a training ``step``, over ranks, whose own tensors take this share of those of
+    the whole at most, with the model in one piece. The report of each rank."""
+    torch.manual_seed(0)
+    model, x = make().train(step), torch.randn(shape)
+    with apart(), meaning(), patch.object(Demand, "aside", lambda *_: 0):
+        if step:
+            whole, one = trained(model, x, 1 << 60, over)
+        else:
+            made, one = pieces(model, x, 1 << 60, over)
+            whole = [made]
+        last = one.plans[-1]
+        bound = int(last.beside + (last.peak - last.beside) * share)
+        own = [copy.deepcopy(model) for _ in range(ranks)]
+        found, sent = on_ranks(ranks, lambda at: called(at, own[at.number], x, bound, over, step))
+    for results, report in found:
+        assert [torch.equal(a, b) for a, b in zip(results, whole, strict=True)] == [True] * len(whole)
+        assert report.peak <= bound
+        assert str(report) == str(found[0][1]), "ranks have other plans"
+    assert any(p.ranks == ranks for p in found[0][1].plans) and sent
+    return [report for _, report in found]
+
+
+QUICK = ("strided", "enlarged", "circular", "3d")
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in MODELS])
+def test_pieces_over_ranks_are_the_whole(name: str, ranks: int) -> None:
+    make, shape, over = MODELS[name]
+    dealt(make, shape, over, 0.75, ranks)
