@@ -14,7 +14,21 @@ from torch import nn
 from tests.graph.rank_threads import on_ranks
 from tests.graph.meant import traced
 from tests.graph.networks import Gated
-from tests.graph.test_pieces import GRIDS, MODELS, STEPS, Tupled, apart, meaning, pieces, stepped, trained
+from tests.graph.test_pieces import (
+    GRIDS,
+    MODELS,
+    STEPS,
+    LiveBytes,
+    Tupled,
+    apart,
+    counted,
+    least,
+    meaning,
+    pieces,
+    stepped,
+    trained,
+)
+from transconv.errors import Unsupported
 from transconv.graph.backend_options import MemoryBound
 from transconv.graph.pieces.bounded_model import BoundReport
 from transconv.graph.pieces.demands import Demand
@@ -40,13 +54,19 @@ def called(
     return found, BoundReport(asked, tuple(asked.plans.values()))
 
 
+def seeded(make: Made) -> nn.Module:
+    """A model of its own, with the same weights each time."""
+    torch.manual_seed(0)
+    made = make()
+    return copy.deepcopy(made) if isinstance(made, nn.Sequential) else made
+
+
 def dealt(
     make: Made, shape: tuple[int, ...], over: str, share: float, ranks: int, step: bool = False
 ) -> list[BoundReport]:
     """Compare a model, or a training ``step``, over ranks, whose own tensors take this share of those of
     the whole at most, with the model in one piece. The report of each rank."""
-    torch.manual_seed(0)
-    model, x = make().train(step), torch.randn(shape)
+    model, x = seeded(make).train(step), torch.randn(shape)
     with apart(), meaning(), patch.object(Demand, "aside", lambda *_: 0):
         if step:
             whole, one = trained(model, x, 1 << 60, over)
@@ -55,7 +75,7 @@ def dealt(
             whole = [made]
         last = one.plans[-1]
         bound = int(last.beside + (last.peak - last.beside) * share)
-        own = [copy.deepcopy(model) for _ in range(ranks)]
+        own = [seeded(make).train(step) for _ in range(ranks)]
         found, sent = on_ranks(ranks, lambda at: called(at, own[at.number], x, bound, over, step))
     for results, report in found:
         assert [torch.equal(a, b) for a, b in zip(results, whole, strict=True)] == [True] * len(whole)
@@ -73,3 +93,46 @@ QUICK = ("strided", "enlarged", "circular", "3d")
 def test_pieces_over_ranks_are_the_whole(name: str, ranks: int) -> None:
     make, shape, over = MODELS[name]
     dealt(make, shape, over, 0.75, ranks)
+
+
+@pytest.mark.parametrize("name", [n if n == "columns" else pytest.param(n, marks=pytest.mark.slow) for n in STEPS])
+def test_a_training_step_over_ranks_is_that_of_the_whole(name: str) -> None:
+    make, shape, over, share = STEPS[name]
+    dealt(make, shape, over, share, 2, step=True)
+
+
+@pytest.mark.parametrize("name", [n if n == "images" else pytest.param(n, marks=pytest.mark.slow) for n in GRIDS])
+def test_pieces_of_two_axes_over_ranks_are_the_whole(name: str) -> None:
+    make, shape, over, share, _ = GRIDS[name]
+    more = 1.0 if name == "rows" else 1.2  # a rank's first piece has nothing of one before
+    reports = dealt(make, shape, over, more * share, 2)
+    assert max(p.columns for plan in reports[0].plans for p in plan.passes) > 1
+
+
+@pytest.mark.parametrize("name", ["pools", *(pytest.param(n, marks=pytest.mark.slow) for n in MODELS)])
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_each_rank_takes_what_was_predicted(name: str, ranks: int) -> None:
+    make, shape, over = MODELS[name]
+    models, x = [seeded(make).eval() for _ in range(ranks)], torch.randn(shape)
+
+    def refused(own: PieceRanks) -> int:
+        with pytest.raises(Unsupported) as e:
+            called(own, models[own.number], x, 1, over, False)
+        return least(e.value)
+
+    def taken(own: PieceRanks) -> tuple[int, BoundReport]:
+        asked = MemoryBound(bound, str(bound), over, 0, ranks=own)
+        with TRACES:
+            run = traced(Tupled(models[own.number]), [x], within=asked)  # type: ignore[arg-type]
+        for _ in range(2):
+            with torch.no_grad(), LiveBytes() as live:
+                run(x)
+        return live.most + next(iter(asked.plans.values())).beside, BoundReport(asked, (*asked.plans.values(),))
+
+    with apart(), meaning(), counted(False):
+        (bound, *others), _ = on_ranks(ranks, refused)
+        assert others == [bound] * (ranks - 1)
+        found, _ = on_ranks(ranks, taken)
+    most = [own for own, _ in found]
+    assert max(most) <= found[0][1].peak <= bound and max(most) >= 0.97 * found[0][1].peak, found[0][1]
+

@@ -23,6 +23,7 @@ from transconv.graph.pieces.piece_execution import HostLink, PartMemory, PieceRu
 from transconv.graph.pieces.piece_passes import NO_RESULTS, PiecePass, PiecePlan, memories, undivided
 from transconv.graph.pieces.piece_plan import AGAIN, planned
 from transconv.graph.pieces.step_graph import Operand, Step, StepMemory, crossed, steps_of
+from transconv.graph.regions.aot_graphs import is_random
 from transconv.graph.regions.torch_region import (
     address,
     base_of,
@@ -88,6 +89,9 @@ class BoundedGraph:
         backward: bool,
     ) -> BoundedGraph:
         """Of a graph whose sizes are numbers."""
+        if bound.ranks is not None and (drawn := [n.name for n in gm.graph.nodes if draws(n)]):
+            why = f"{drawn[0]} draws random numbers, of which each rank would have others; call the model"
+            raise Unsupported("within:ranks", f"{why} in eval(), or without ranks=")
         told = __version__, torch.__version__, str(target)
         nodes = [(n.op, str(n.target), str(n.args), str(n.meta.get("val"))) for n in gm.graph.nodes]
         key = repr((*told, bound.bytes, bound.over, bound.host, nodes))
@@ -175,6 +179,15 @@ class BoundedGraph:
             f"{size_text(taken - region.peak)} more than is counted of it, while {region.doing} ran; from "
             "the next call on as much is kept free",
         )
+
+
+def draws(node: torch.fx.Node) -> bool:
+    """Whether an operation draws random numbers: an attention without dropout does not."""
+    if not is_random(node):
+        return False
+    names = [a.name for a in node.target._schema.arguments]  # type: ignore[union-attr]
+    given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+    return "dropout_p" not in names or bool(given.get("dropout_p"))
 
 
 def counters(device: torch.device) -> tuple[int, int] | None:
