@@ -48,7 +48,9 @@ def create_dot(self: object, a: Any, b: Any, d: Any, *_: object) -> object:
     """Products of a tile whose rows are alike, as matrix units have them."""
     from triton.runtime import interpreter
 
-    return interpreter.TensorHandle(np.einsum("...ij,...jk->...ik", a.data, b.data) + d.data, d.dtype.scalar)
+    return interpreter.TensorHandle(
+        np.einsum("...ij,...jk->...ik", a.data, b.data) + d.data, d.dtype.scalar
+    )
 
 
 def run(shape: tuple[int, ...], share: float, step: bool) -> dict[str, Any]:
@@ -125,8 +127,9 @@ def refused() -> dict[str, str]:
     said("drawn", "13 KB", nn.Sequential(*model, nn.Dropout()).train())
     said("too small", 100)
     said("fits", "13 KB")
-    with patch("transconv.graph.pieces.piece_plan.LAUNCH_US", 4.0), patch(
-        "transconv.graph.pieces.piece_passes.PiecePlan.text", f"the plan of {rank}"
+    with (
+        patch("transconv.graph.pieces.piece_plan.LAUNCH_US", 4.0),
+        patch("transconv.graph.pieces.piece_passes.PiecePlan.text", f"the plan of {rank}"),
     ):
         said("plans", "13 KB", x=torch.randn(1, 2, 30, 8))
     fails = patch("transconv.graph.pieces.piece_execution.PieceRun.arrange", side_effect=failing)

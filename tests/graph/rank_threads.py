@@ -1,4 +1,4 @@
-"""Ranks that are threads of one process, whose messages are queues: for what is computed and exchanged,
+"""RankGroup that are threads of one process, whose messages are queues: for what is computed and exchanged,
 without processes. Memory that nothing was stored to is not a number."""
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from unittest.mock import patch
 import torch
 
 from transconv.distributed import agreement
-from transconv.graph.pieces import piece_ranks
+from transconv.distributed import ranks as mesh_ranks
+from transconv.distributed.ranks import MeshRanks
 from transconv.graph.pieces.piece_execution import PartMemory, PieceRun
-from transconv.graph.pieces.piece_ranks import PieceRanks
 from transconv.graph.pieces.step_graph import StepMemory, TensorPart
 
 SECONDS = 60.0
@@ -98,21 +98,23 @@ empty = PieceRun.empty
 def mailed() -> Iterator[None]:
     """Inside, ranks are threads."""
     with (
-        patch.object(piece_ranks, "Sent", QueuedSent),
-        patch.object(agreement, "_is_same", lambda place, text: len({t for _, t in place.gathered(text)}) == 1),
+        patch.object(mesh_ranks, "Sent", QueuedSent),
+        patch.object(
+            agreement, "_is_same", lambda place, text: len({t for _, t in place.gathered(text)}) == 1
+        ),
         patch.object(agreement, "gathered", lambda place, what: place.gathered(what)),
         patch.object(PieceRun, "empty", poisoned),
     ):
         yield
 
 
-def on_ranks(count: int, work: Callable[[PieceRanks], Any]) -> tuple[list[Any], int]:
+def on_ranks(count: int, work: Callable[[MeshRanks], Any]) -> tuple[list[Any], int]:
     """What each of so many ranks has made, and the bytes that they sent."""
     mail = Mail(count)
 
     def one(number: int) -> Any:
         try:
-            return work(PieceRanks(Place(mail, number)))
+            return work(MeshRanks(Place(mail, number)))
         except BaseException:
             mail.barrier.abort()
             raise

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from tests.graph.rank_threads import on_ranks
 from tests.graph.meant import traced
 from tests.graph.networks import Gated
+from tests.graph.rank_threads import on_ranks
 from tests.graph.test_pieces import (
     GRIDS,
     MODELS,
@@ -28,11 +28,14 @@ from tests.graph.test_pieces import (
     stepped,
     trained,
 )
+from transconv.compute import AxisSpan
+from transconv.distributed.ranks import MeshRanks
 from transconv.errors import Unsupported
 from transconv.graph.backend_options import MemoryBound
 from transconv.graph.pieces.bounded_model import BoundReport
 from transconv.graph.pieces.demands import Demand
-from transconv.graph.pieces.piece_ranks import PieceRanks
+from transconv.graph.pieces.piece_execution import PieceRun
+from transconv.graph.pieces.step_graph import StepMemory
 
 Tensor = torch.Tensor
 Made = Callable[[], nn.Module]
@@ -41,7 +44,7 @@ TRACES = threading.Lock()  # torch traces one graph at a time
 
 
 def called(
-    ranks: PieceRanks, model: nn.Module, x: Tensor, bound: int, over: str, step: bool
+    ranks: MeshRanks, model: nn.Module, x: Tensor, bound: int, over: str, step: bool
 ) -> tuple[list[Tensor], BoundReport]:
     """The result of a rank within a bound, with the gradients of a ``step``, and its report."""
     asked = MemoryBound(bound, str(bound), over, 0, ranks=ranks)
@@ -89,24 +92,68 @@ QUICK = ("strided", "enlarged", "circular", "3d")
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
-@pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in MODELS])
+@pytest.mark.parametrize(
+    "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in MODELS]
+)
 def test_pieces_over_ranks_are_the_whole(name: str, ranks: int) -> None:
     make, shape, over = MODELS[name]
     dealt(make, shape, over, 0.75, ranks)
 
 
-@pytest.mark.parametrize("name", [n if n == "columns" else pytest.param(n, marks=pytest.mark.slow) for n in STEPS])
+@pytest.mark.parametrize(
+    "name", [n if n == "columns" else pytest.param(n, marks=pytest.mark.slow) for n in STEPS]
+)
 def test_a_training_step_over_ranks_is_that_of_the_whole(name: str) -> None:
     make, shape, over, share = STEPS[name]
     dealt(make, shape, over, share, 2, step=True)
 
 
-@pytest.mark.parametrize("name", [n if n == "images" else pytest.param(n, marks=pytest.mark.slow) for n in GRIDS])
+@pytest.mark.parametrize(
+    "name", [n if n == "images" else pytest.param(n, marks=pytest.mark.slow) for n in GRIDS]
+)
 def test_pieces_of_two_axes_over_ranks_are_the_whole(name: str) -> None:
     make, shape, over, share, _ = GRIDS[name]
     more = 1.0 if name == "rows" else 1.2  # a rank's first piece has nothing of one before
     reports = dealt(make, shape, over, more * share, 2)
     assert max(p.columns for plan in reports[0].plans for p in plan.passes) > 1
+
+
+GATED = lambda: Gated(CONV, 8, 1, 2), (1, 2, 27, 9), "h", 0.9, 2
+
+
+def test_ranks_exchange_rows_that_they_read() -> None:
+    """Of tensors that are kept a rank has its own rows and a few of its neighbour."""
+    swap, halos = PieceRun.swap, list[tuple[int, ...]]()
+
+    def noted(run: PieceRun, m: StepMemory, owned: list[AxisSpan]) -> None:
+        room = run.plan.room(m, run.rank).along
+        assert run.rooms[m].part.along == room
+        if room.size < m.digit:
+            row = m.digit // GATED[1][2]
+            halos.append((owned[run.rank].start - room.start, room.stop - owned[run.rank].stop, row))
+        swap(run, m, owned)
+
+    with patch.object(PieceRun, "swap", noted):
+        dealt(*GATED)
+    assert len(halos) > 2
+    for before, behind, row in halos:
+        assert 0 <= before <= 2 * row and 0 <= behind <= 2 * row and before + behind
+
+
+def test_a_halo_that_is_a_row_short_is_seen() -> None:
+    """By the comparison that these tests make."""
+    swap = PieceRun.swap
+
+    def short(run: PieceRun, m: StepMemory, owned: list[AxisSpan]) -> None:
+        rooms = run.plan.rooms[0]
+        if (known := rooms.get(m)) is None or known.stop == owned[0].stop:
+            return swap(run, m, owned)
+        rooms[m] = known._replace(stop=known.stop - m.digit // GATED[1][2])
+        swap(run, m, owned)
+        rooms[m] = known
+
+    with patch.object(PieceRun, "swap", short), pytest.raises(AssertionError):
+        dealt(*GATED)
 
 
 @pytest.mark.parametrize("name", ["pools", *(pytest.param(n, marks=pytest.mark.slow) for n in MODELS)])
@@ -115,19 +162,21 @@ def test_each_rank_takes_what_was_predicted(name: str, ranks: int) -> None:
     make, shape, over = MODELS[name]
     models, x = [seeded(make).eval() for _ in range(ranks)], torch.randn(shape)
 
-    def refused(own: PieceRanks) -> int:
+    def refused(own: MeshRanks) -> int:
         with pytest.raises(Unsupported) as e:
             called(own, models[own.number], x, 1, over, False)
         return least(e.value)
 
-    def taken(own: PieceRanks) -> tuple[int, BoundReport]:
+    def taken(own: MeshRanks) -> tuple[int, BoundReport]:
         asked = MemoryBound(bound, str(bound), over, 0, ranks=own)
         with TRACES:
             run = traced(Tupled(models[own.number]), [x], within=asked)  # type: ignore[arg-type]
         for _ in range(2):
             with torch.no_grad(), LiveBytes() as live:
                 run(x)
-        return live.most + next(iter(asked.plans.values())).beside, BoundReport(asked, (*asked.plans.values(),))
+        return live.most + next(iter(asked.plans.values())).beside, BoundReport(
+            asked, (*asked.plans.values(),)
+        )
 
     with apart(), meaning(), counted(False):
         (bound, *others), _ = on_ranks(ranks, refused)
@@ -135,4 +184,3 @@ def test_each_rank_takes_what_was_predicted(name: str, ranks: int) -> None:
         found, _ = on_ranks(ranks, taken)
     most = [own for own, _ in found]
     assert max(most) <= found[0][1].peak <= bound and max(most) >= 0.97 * found[0][1].peak, found[0][1]
-

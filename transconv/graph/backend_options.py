@@ -24,6 +24,21 @@ class CutMemory(Protocol):
     digit: int
 
 
+class RankGroup(Protocol):
+    """The ranks that run a plan, each its own pieces (distributed/ranks.py)."""
+
+    @property
+    def number(self) -> int: ...
+    @property
+    def count(self) -> int: ...
+    def agree(self, text: str) -> None: ...
+    def compare(self, text: str) -> None: ...
+    def largest(self, found: tuple[int, ...]) -> tuple[int, ...]: ...
+    def exchange(
+        self, sends: Iterable[tuple[int, torch.Tensor]], receives: Iterable[tuple[int, torch.Tensor]]
+    ) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class MemoryBound:
     """A bound of a graph's memory: ``bytes``, as the caller ``told`` it; ``over``: the axis of images
@@ -42,12 +57,12 @@ class MemoryBound:
     plans: dict[int, Any] = field(default_factory=dict, compare=False, repr=False)
     made: dict[int, Any] = field(default_factory=dict, compare=False, repr=False)
     left: dict[str, int] = field(default_factory=dict, compare=False, repr=False)
-    ranks: Any = field(default=None, repr=False)
+    ranks: RankGroup | None = field(default=None, repr=False)
 
     @property
     def count(self) -> int:
         """The number of ranks."""
-        return 1 if self.ranks is None else int(self.ranks.count)
+        return 1 if self.ranks is None else self.ranks.count
 
     def lengths(self, shapes: Iterable[tuple[int, ...]]) -> dict[str, int]:
         """The axes along which images of these shapes may be cut, outermost first, each with the most

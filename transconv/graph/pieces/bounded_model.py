@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from importlib import import_module
 from itertools import zip_longest
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from transconv.graph.backend_options import MemoryBound, compiled_alone
+from transconv.graph.backend_options import MemoryBound, RankGroup, compiled_alone
 from transconv.graph.pieces.piece_passes import PiecePlan
 from transconv.support import Unsupported, one_line
 from transconv.torch_ops.tensor_subclasses import served
@@ -65,7 +66,7 @@ def within(
     return BoundedModel(getattr(model, "_orig_mod", model), bound)
 
 
-def _ranks(mesh: Any, host: int | None) -> Any:
+def _ranks(mesh: Any, host: int | None) -> RankGroup | None:
     """The ranks of a mesh of one dim; None for none. Raises ValueError."""
     if mesh is None:
         return None
@@ -73,9 +74,9 @@ def _ranks(mesh: Any, host: int | None) -> Any:
         raise ValueError(f"ranks={one_line(repr(mesh))}; expected a DeviceMesh of one dim, or None")
     if host:
         raise ValueError(f"host={host}: over ranks no tensors wait in host memory; expected host=0")
-    from transconv.graph.pieces.piece_ranks import PieceRanks  # which imports torch.distributed
-
-    return PieceRanks(mesh)
+    room: Any = import_module("transconv.distributed.ranks")  # which imports DTensor
+    found: RankGroup = room.MeshRanks(mesh)
+    return found
 
 
 def _bytes(memory: str | int | None, name: str = "memory", least: int = 1) -> int:
@@ -106,9 +107,9 @@ class BoundedModel(nn.Module):
         if shapes not in self._compiled:  # torch compiles one function for eight of them at most
             own = self.model.parameters() if isinstance(self.model, nn.Module) else ()
             if any(map(served, (*tensors, *own))):
-                why = "the model or its input is dealt over ranks; within(model, ranks=mesh) deals the pieces"
-                why += " of a plain model over them, or bound the modules that each rank computes on plain"
-                why += " tensors: parallelize(..., whole=[...])"
+                why = "the model or its input is dealt over ranks; deal the pieces of a plain model, by "
+                why += "within(..., ranks=mesh), or bound the modules that each rank computes on plain "
+                why += "tensors: parallelize(..., whole=[...])"
                 raise Unsupported("within:ranks", why)
             if self.bound.ranks is not None:
                 kind = f"{type(self.model).__name__} within {self.bound.told} over {self.bound.over!r}"
@@ -158,7 +159,8 @@ class BoundReport:
             dealt = f" on {plan.ranks} ranks" * (plan.ranks > 1)
             lines.append(
                 f"{len(plan.steps)} steps in {len(plan.passes)} passes along {plan.axes}{dealt}, "
-                f"{share:.2f} of the time of each step once (estimated); {size_text(plan.beside)} of weights and inputs"
+                f"{share:.2f} of the time of each step once (estimated); {size_text(plan.beside)} of "
+                "weights and inputs"
             )
             if plan.waits:
                 copies, exposed = (sum(getattr(p, n) for p in plan.passes) for n in ("copies", "exposed"))
@@ -180,6 +182,9 @@ class BoundReport:
                 lines.append(
                     f"  {p.level:4}  {count:>6}  {size_text(p.peak):>9}  {p.us:9.4g}  {'; '.join(kept)}"
                 )
+            for p in plan.passes:
+                if p.sample is not None and p.wanted.most < plan.ranks:
+                    lines.append(f"  {p.level:4}  {p.wanted.most} of {plan.ranks} ranks have a piece")
         lines += [f"{of}, whole: {size_text(n)} at least" for of, n in self.bound.left.items()]
         return "\n".join(lines)
 

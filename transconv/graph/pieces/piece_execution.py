@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -21,6 +21,7 @@ from transconv.compute import (
     without_statistics,
 )
 from transconv.conv import Surrounded
+from transconv.graph.backend_options import RankGroup
 from transconv.graph.pieces.demands import ALIGNMENT, Demand, is_alone
 from transconv.graph.pieces.piece_passes import MemoryAct, PiecePass, PiecePlan, acts
 from transconv.graph.pieces.step_graph import Part, Step, StepMemory, TensorPart
@@ -30,9 +31,6 @@ from transconv.selection import choice, fitted
 from transconv.support import ScheduleError, TransconvError, Unsupported
 from transconv.target import Target
 from transconv.torch_ops.conversion import inference
-
-if TYPE_CHECKING:
-    from transconv.graph.pieces.piece_ranks import PieceRanks
 
 Tensor = torch.Tensor
 
@@ -180,7 +178,7 @@ class PieceRun:
     parts: dict[StepMemory, PartMemory] = field(default_factory=dict)
     tails: dict[StepMemory, PartMemory] = field(default_factory=dict)
     link: HostLink | None = None
-    ranks: PieceRanks | None = None
+    ranks: RankGroup | None = None
     moving: dict[tuple[StepMemory, bool], tuple[PartMemory, Any]] = field(default_factory=dict)
 
     def __call__(self, rooms: dict[StepMemory, PartMemory]) -> dict[StepMemory, PartMemory]:
@@ -270,11 +268,22 @@ class PieceRun:
         elif kind == "write":
             self.rooms[p.over[m]].view(m, act.span).copy_(self.parts[m].view(m, act.span))
         elif kind == "swap":
-            assert self.ranks is not None
-            needed = [self.plan.room(m, rank).along for rank in range(self.plan.ranks)]
-            self.ranks.swap(m, self.rooms[m], p.wanted.owned(m, act.step, self.plan.ranks), needed)
+            self.swap(m, p.wanted.owned(m, act.step, self.plan.ranks))
         else:
             self.rooms[m] = self.rooms.pop(p.over[m])
+
+    def swap(self, memory: StepMemory, owned: Sequence[AxisSpan]) -> None:
+        """Send what other ranks have room for of what this one owns of a tensor, and receive what it has
+        room for: each run of consecutive elements from where it is to where it belongs, without copies."""
+        assert self.ranks is not None
+        needed = [self.plan.room(memory, rank).along for rank in range(self.plan.ranks)]
+        room, own, others = self.rooms[memory], self.rank, {*range(self.plan.ranks)} - {self.rank}
+        both = [(r, owned[own].within(needed[r]), owned[r].within(needed[own])) for r in sorted(others)]
+
+        def runs(spans: Sequence[tuple[int, AxisSpan]]) -> list[tuple[int, Tensor]]:
+            return [(r, run) for r, at in spans if at.size for run in room.runs(memory, TensorPart(at))]
+
+        self.ranks.exchange(runs([(r, at) for r, at, _ in both]), runs([(r, at) for r, _, at in both]))
 
     def move(self, memory: StepMemory, span: TensorPart, up: bool) -> None:
         """Begin the copies of a part from host memory, or to it."""

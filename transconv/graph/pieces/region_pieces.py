@@ -160,7 +160,7 @@ class BoundedGraph:
         taken, region = self.most - others, self.worst
         if self.bound.ranks is not None:  # of all the one that took most counts
             own = -1 if region is None else self.regions.index(region)
-            taken, own = self.bound.ranks.worst((taken, own))
+            taken, own = self.bound.ranks.largest((taken, own))
             region = None if own < 0 else self.regions[own]
         self.looks = self.looks - 1 if taken > self.bound.bytes else 0
         if taken > self.bound.bytes and region is not None:
@@ -185,7 +185,8 @@ def draws(node: torch.fx.Node) -> bool:
     """Whether an operation draws random numbers: an attention without dropout does not."""
     if not is_random(node):
         return False
-    names = [a.name for a in node.target._schema.arguments]  # type: ignore[union-attr]
+    target: Any = node.target
+    names = [a.name for a in target._schema.arguments]
     given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
     return "dropout_p" not in names or bool(given.get("dropout_p"))
 
