@@ -1,4 +1,4 @@
-"""RankGroup that are threads of one process, whose messages are queues: for what is computed and exchanged,
+"""Ranks that are threads of one process, whose messages are queues: for what is computed and exchanged,
 without processes. Memory that nothing was stored to is not a number."""
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from tests.tuning.test_tune_session import SM90, job
 from tests.tuning.workers import time_of
 from transconv.selection import tuning_db
 from transconv.tuning import ranks
-from transconv.tuning.ranks import RankGroup, meet
+from transconv.tuning.ranks import Ranks, meet
 from transconv.tuning.session import Limits, Session, groups, log_of, of_log
 from transconv.verify.machine import Task
 
@@ -73,22 +73,22 @@ def started(rank: int, port: int, *words: str) -> subprocess.Popen[str]:
     )
 
 
-def pair(gone_s: float = 30, about: str = "one") -> list[RankGroup]:
+def pair(gone_s: float = 30, about: str = "one") -> list[Ranks]:
     """Two ranks of this process."""
     from torch.distributed import HashStore
 
     store = HashStore()
     machines = "one", about
-    return [RankGroup(store, rank, 2, {"machine": machines[rank]}, 1, gone_s) for rank in range(2)]
+    return [Ranks(store, rank, 2, {"machine": machines[rank]}, 1, gone_s) for rank in range(2)]
 
 
-def served(between: RankGroup) -> Any:
+def served(between: Ranks) -> Any:
     """Rank 1."""
     with between:
         return ranks.serve(groups(1, "tests.tuning.workers"), between)
 
 
-def tuned(tmp_path: Path, between: RankGroup) -> Session:
+def tuned(tmp_path: Path, between: Ranks) -> Session:
     """A session of rank 0, after the other rank has come."""
     until = time.monotonic() + 60
     while between.get("here/1") is None and time.monotonic() < until:
@@ -173,7 +173,7 @@ def test_a_trial_with_which_two_ranks_are_gone_is_given_up() -> None:
     from torch.distributed import HashStore
 
     store, task = HashStore(), Task("compile", {}, then=Task("gpu", {}))
-    between = [RankGroup(store, rank, 3, {}, 1, 30) for rank in range(3)]
+    between = [Ranks(store, rank, 3, {}, 1, 30) for rank in range(3)]
     dealer, ended = ranks.Dealer(groups(1), between[0]), []
     for rank in (1, 2):
         between[rank].put(f"here/{rank}", {"jobs": 1, "about": {}})

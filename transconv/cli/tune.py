@@ -152,7 +152,7 @@ def _target() -> Target:
     return detect()
 
 
-def _tuned(words: argparse.Namespace, target: Target, between: ranks.RankGroup | None = None) -> int:
+def _tuned(words: argparse.Namespace, target: Target, between: ranks.Ranks | None = None) -> int:
     """Tune as the one process that searches and writes."""
     database = words.db
     before = tuning_db.load(database) if database else []

@@ -2,7 +2,7 @@
 which ranks a GPU waits for in vain, before NCCL ends the process, which names none.
 
 A choice of a schedule follows from the computation, the chip, the versions, the environment and the tuned
-rows. RankGroup whose rows differ take those of the mesh's first rank; whatever else differs is an error.
+rows. Ranks whose rows differ take those of the mesh's first rank; whatever else differs is an error.
 
 On a GPU the stream waits for rows, not the host: no call of torch can raise the error. A thread looks at
 an event behind each exchange once a second, and writes to standard error if one is late.

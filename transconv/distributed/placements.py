@@ -1,6 +1,6 @@
 """Placements: the axis along which each mesh dim splits a convolution, and the operands brought there.
 
-RankGroup that split an axis each compute a part of it. A tensor whose view has the axis is sharded along that
+Ranks that split an axis each compute a part of it. A tensor whose view has the axis is sharded along that
 dim, any other operand is whole on every rank, and a result without the axis is a sum over the ranks. Which
 axes may be split follows from the views of the convolution.
 """

@@ -2,7 +2,7 @@
 
 Each rank has a pool of processes. A trial goes to the rank with the fewest unfinished ones, and what it
 found comes back as soon as it ends. The unfinished trials of a rank that is gone are dealt again. Without
-rank 0 the others end with an error. RankGroup tell each other through the store of torch.distributed, without
+rank 0 the others end with an error. Ranks tell each other through the store of torch.distributed, without
 a collective: a rank that is gone shows no sign of life, and nobody waits for it.
 """
 
@@ -58,7 +58,7 @@ def own_share(cores: int) -> int:
     return cores // max(1, int(knobs.given("LOCAL_WORLD_SIZE").get("LOCAL_WORLD_SIZE", "1")))
 
 
-def meet(about: dict[str, str], jobs: int, gone_s: float) -> RankGroup:
+def meet(about: dict[str, str], jobs: int, gone_s: float) -> Ranks:
     """The ranks of this process's environment. Raises ConnectionError if they do not meet."""
     from torch.distributed.distributed_c10d import PrefixStore
     from torch.distributed.rendezvous import rendezvous
@@ -66,10 +66,10 @@ def meet(about: dict[str, str], jobs: int, gone_s: float) -> RankGroup:
     with _as_connection_error():
         store, rank, count = next(iter(rendezvous("env://", timeout=timedelta(seconds=MEET_S))))
     restarts = knobs.given(RESTARTS).get(RESTARTS, "0")  # which find the store with what it has
-    return RankGroup(PrefixStore(f"transconv/{restarts}", store), rank, count, about, jobs, gone_s)
+    return Ranks(PrefixStore(f"transconv/{restarts}", store), rank, count, about, jobs, gone_s)
 
 
-class RankGroup:
+class Ranks:
     """The messages between ranks, as a context: at its end rank 0 lets the others end. ``store``: one of
     torch.distributed; ``about``: what all ranks must have in common; ``jobs``: processes of this rank that
     compile; ``gone_s``: seconds of silence after which a rank is taken for dead. Methods raise
@@ -83,7 +83,7 @@ class RankGroup:
         self.over = threading.Event()
         self._heard: dict[int, tuple[int, float]] = {}  # by rank: beats, and when they were that many
 
-    def __enter__(self) -> RankGroup:
+    def __enter__(self) -> Ranks:
         self.put(f"here/{self.rank}", {"jobs": self.jobs, "about": self.about, "host": gethostname()})
         threading.Thread(target=self._beat, daemon=True).start()
         return self
@@ -164,7 +164,7 @@ def _as_connection_error() -> Iterator[None]:
 OFTEN = 2  # a trial is given up after so many ranks with it are gone
 
 
-def serve(groups: dict[str, WorkerTask], ranks: RankGroup) -> tuple[int, list[Row]]:
+def serve(groups: dict[str, WorkerTask], ranks: Ranks) -> tuple[int, list[Row]]:
     """Run the trials that rank 0 deals to this one: how many came, and the rows that rank 0 found. Raises
     ConnectionError if rank 0 is gone, ValueError with the error that it ended with."""
     pool = Server(groups, ranks)
@@ -185,7 +185,7 @@ def serve(groups: dict[str, WorkerTask], ranks: RankGroup) -> tuple[int, list[Ro
 class Server(Pool):
     """The pool of another rank than 0."""
 
-    def __init__(self, groups: dict[str, WorkerTask], ranks: RankGroup) -> None:
+    def __init__(self, groups: dict[str, WorkerTask], ranks: Ranks) -> None:
         super().__init__(groups)
         self.between, self.got, self.told = ranks, 0, 0
         self.end: dict[str, Any] | None = None
@@ -232,7 +232,7 @@ class RemoteRank:
 class Dealer(Pool):
     """The pool of rank 0. Tasks of the first group are dealt, with those that follow them."""
 
-    def __init__(self, groups: dict[str, WorkerTask], ranks: RankGroup) -> None:
+    def __init__(self, groups: dict[str, WorkerTask], ranks: Ranks) -> None:
         super().__init__(groups)
         self.first = next(iter(groups))
         self.between, self.ranks = ranks, ranks.count
