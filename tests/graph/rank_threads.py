@@ -69,11 +69,11 @@ class QueuedSent:
     def __init__(self, place: Place) -> None:
         self.place, self.wanted = place, list[tuple[Tensor, int]]()
 
-    def send(self, run: Tensor, peer: int, _: int) -> None:
+    def send(self, run: Tensor, peer: int, *_: Any) -> None:
         self.place.mail.bytes += run.nbytes
         self.place.mail.queues[self.place.number, peer].put(run.clone())
 
-    def receive(self, run: Tensor, peer: int, _: int) -> None:
+    def receive(self, run: Tensor, peer: int, *_: Any) -> None:
         self.wanted.append((run, peer))
 
     def start(self) -> None:

@@ -50,8 +50,8 @@ class MeshRanks:
         RuntimeError that names a rank that is gone, or does not answer in the group's time."""
         sent = Sent(self.mesh.get_group())
         for rank, run in sends:
-            sent.send(run.view(torch.uint8), rank, run.numel())
+            sent.send(run.view(torch.uint8), rank, run.nbytes, "bytes")
         for rank, run in receives:
-            sent.receive(run.view(torch.uint8), rank, run.numel())
+            sent.receive(run.view(torch.uint8), rank, run.nbytes, "bytes")
         sent.start()
         sent.wait()
