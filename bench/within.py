@@ -10,7 +10,8 @@ without a bound, and within the bound; in how much pinned host memory tensors wa
 most), and the rate of copies to and from it, where some do; whether these have the same bits; and what
 diffusers' tiled decode of its own class takes, where it is installed, with its largest difference from
 diffusers' whole decode. With ``--ranks`` processes of torchrun, each with a GPU, share the pieces of a
-call: the time is that of the slowest, the memory that of the one with most, bits are those of all. A side that does not fit the device has the reason. Rows are in
+call: the time is that of the slowest, the memory that of the one with most (and ``each_mb``), and bits are
+those of all. A side that does not fit the device has the reason. Rows are in
 ``<gpu>_within.csv``; a repeated run measures what is missing. On a CPU
 (``--quick``) kernels are interpreted: only whether it runs is worth something there.
 """
@@ -37,7 +38,6 @@ import transconv
 from bench import environment, unets, vaes, video_vaes
 from bench.environment import ROOT
 from bench.issues import short
-from transconv.distributed import agreement
 from transconv.graph.pieces.bounded_model import BoundedModel
 from transconv.tuning.table import CsvTable, Row
 from transconv.verify.machine import device
@@ -205,11 +205,15 @@ def mesh_of(ranks: int) -> Any:
 
 def of_all(mesh: Any, what: Any) -> list[Any]:
     """What each rank has."""
-    return [what] if mesh is None else [own for _, own in agreement.gathered(mesh, what)]
+    if mesh is None:
+        return [what]
+    found: list[Any] = [None] * mesh.size()
+    torch.distributed.all_gather_object(found, what)
+    return found
 
 
 def measured(case: BoundCase, options: argparse.Namespace, name: str, mesh: Any = None) -> Row:
-    """What is measured of a case; ``name`` is that of its picture; ``mesh``: of the ranks that share it."""
+    """What is measured of a case; ``name``: of its picture; ``mesh``: of the ranks that share it."""
     place, dtype = torch.device(device()), getattr(torch, options.dtype)
     torch.manual_seed(0)
     model = features_last(case.make().train(case.trains).to(place, dtype))

@@ -388,9 +388,8 @@ def _enter_starts(plan: PiecePlan, born: Mapping[StepMemory, int], known: KnownP
             m for m in touched if born.get(m, count) < p.level <= plan.last[m] and m not in plan.waits
         )
         going = frozenset(m for m in touched if plan.last.get(m) == p.level)
-        key = p.wanted, tuple(p.whole), alive, going, frozenset(plan.kept & seen), waits
-        if plan.rooms:
-            key = *key, frozenset((m, s) for m, s in plan.rooms[rank].items() if m in touched)
+        rooms = frozenset((m, s) for m, s in plan.rooms.get(rank, {}).items() if m in touched)
+        key = p.wanted, tuple(p.whole), alive, going, frozenset(plan.kept & seen), waits, rooms
         p.start = PassStart(there, there - gone, alive, waits, key)
 
 
