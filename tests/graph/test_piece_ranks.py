@@ -118,7 +118,11 @@ def test_pieces_of_two_axes_over_ranks_are_the_whole(name: str) -> None:
     assert max(p.columns for plan in reports[0].plans for p in plan.passes) > 1
 
 
-GATED = lambda: Gated(CONV, 8, 1, 2), (1, 2, 27, 9), "h", 0.9, 2
+def _gated() -> nn.Module:
+    return Gated(CONV, 8, 1, 2)
+
+
+GATED = _gated, (1, 2, 27, 9), "h", 0.9, 2
 
 
 def test_ranks_exchange_rows_that_they_read() -> None:
@@ -156,10 +160,24 @@ def test_a_halo_that_is_a_row_short_is_seen() -> None:
         dealt(*GATED)
 
 
-@pytest.mark.parametrize("name", ["pools", *(pytest.param(n, marks=pytest.mark.slow) for n in MODELS)])
-@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_tensors_that_take_the_place_of_others_over_ranks() -> None:
+    (report, _) = dealt(lambda: Gated(CONV, 8, 1, 3), (1, 2, 41, 9), "h", 0.5, 2)
+    assert any(p.over and p.share > 1 for p in report.plans[0].passes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*MODELS, "gated"])
+@pytest.mark.parametrize("ranks", [2, 3])
 def test_each_rank_takes_what_was_predicted(name: str, ranks: int) -> None:
-    make, shape, over = MODELS[name]
+    predicts(*MODELS.get(name, GATED[:3]), ranks)
+
+
+def test_each_rank_of_pools_takes_what_was_predicted() -> None:
+    predicts(*MODELS["pools"], 2)
+
+
+def predicts(make: Made, shape: tuple[int, ...], over: str, ranks: int) -> None:
+    """Compare what each rank allocates within the least bound with what was predicted."""
     models, x = [seeded(make).eval() for _ in range(ranks)], torch.randn(shape)
 
     def refused(own: MeshRanks) -> int:

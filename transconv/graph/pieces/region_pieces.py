@@ -158,9 +158,10 @@ class BoundedGraph:
         assert found is not None
         self.stays += max(0, found[0] - now - sum(storage_bytes(made).values()))
         taken, region = self.most - others, self.worst
-        if self.bound.ranks is not None:  # of all the one that took most counts
+        if self.bound.ranks is not None:  # of those that know a region, the one that took most counts
             own = -1 if region is None else self.regions.index(region)
-            taken, own = self.bound.ranks.largest((taken, own))
+            beyond = own >= 0 and taken > self.bound.bytes
+            _, taken, own = self.bound.ranks.largest((beyond, taken, own))
             region = None if own < 0 else self.regions[own]
         self.looks = self.looks - 1 if taken > self.bound.bytes else 0
         if taken > self.bound.bytes and region is not None:
