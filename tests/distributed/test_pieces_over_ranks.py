@@ -24,12 +24,12 @@ F = nn.functional
 class Decoder(nn.Module):
     """With a stride, group norms, an attention over the image, upsampling, a skip connection."""
 
-    def __init__(self, dims: int) -> None:
+    def __init__(self, dims: int, blocks: int) -> None:
         super().__init__()
-        self.dims, conv = dims, (nn.Conv2d, nn.Conv3d)[dims - 2]
+        conv = (nn.Conv2d, nn.Conv3d)[dims - 2]
         self.first, self.query = conv(2, 8, 3, 2, 1), conv(8, 8, 1)
-        self.norms = nn.ModuleList(nn.GroupNorm(2, 8) for _ in range(2))
-        self.convs = nn.ModuleList(conv(8, 8, 3, padding=1) for _ in range(2))
+        self.norms = nn.ModuleList(nn.GroupNorm(2, 8) for _ in range(blocks))
+        self.convs = nn.ModuleList(conv(8, 8, 3, padding=1) for _ in range(blocks))
         self.last = conv(8, 2, 3, padding=1)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -53,14 +53,14 @@ def create_dot(self: object, a: Any, b: Any, d: Any, *_: object) -> object:
     )
 
 
-def run(shape: tuple[int, ...], share: float, step: bool) -> dict[str, Any]:
+def run(shape: tuple[int, ...], blocks: int, share: float, step: bool) -> dict[str, Any]:
     """What differs on a rank between a model over ranks, or its training ``step``, and one process, and
     the report; its own tensors take this share of those of one process without a bound at most."""
     transconv.config.cpu = "interpret"
     from triton.runtime import interpreter
 
     torch.manual_seed(0)
-    model, x = Decoder(len(shape) - 2).train(step), torch.randn(shape)
+    model, x = Decoder(len(shape) - 2, blocks).train(step), torch.randn(shape)
     mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
 
     def called(bound: int | None, ranks: Any = None) -> tuple[list[Tensor], Any]:
@@ -89,16 +89,18 @@ def run(shape: tuple[int, ...], share: float, step: bool) -> dict[str, Any]:
 
 
 CASES = [
-    pytest.param(2, (1, 2, 24, 6), 0.8, False),
-    pytest.param(3, (1, 2, 24, 6), 0.8, False, marks=pytest.mark.slow),
-    pytest.param(3, (1, 2, 18, 4, 4), 0.8, False, marks=pytest.mark.slow),
-    pytest.param(2, (1, 2, 32, 8), 0.9, True, marks=pytest.mark.slow),
+    pytest.param(2, (1, 2, 24, 6), 1, 0.8, False),
+    pytest.param(3, (1, 2, 24, 6), 2, 0.8, False, marks=pytest.mark.slow),
+    pytest.param(3, (1, 2, 18, 4, 4), 2, 0.8, False, marks=pytest.mark.slow),
+    pytest.param(2, (1, 2, 32, 8), 2, 0.9, True, marks=pytest.mark.slow),
 ]
 
 
-@pytest.mark.parametrize(("ranks", "shape", "share", "step"), CASES)
-def test_a_decoder_over_ranks(ranks: int, shape: tuple[int, ...], share: float, step: bool) -> None:
-    answers = processes.run(ranks, run, shape, share, step, limit=300)
+@pytest.mark.parametrize(("ranks", "shape", "blocks", "share", "step"), CASES)
+def test_a_decoder_over_ranks(
+    ranks: int, shape: tuple[int, ...], blocks: int, share: float, step: bool
+) -> None:
+    answers = processes.run(ranks, run, shape, blocks, share, step, limit=300)
     for answer in answers:
         assert isinstance(answer, dict), answer
         assert answer["differs"] == [] and answer["near"] and answer["within"], answer

@@ -88,16 +88,17 @@ def dealt(
     return [report for _, report in found]
 
 
-QUICK = ("strided", "enlarged", "circular", "3d")
-
-
-@pytest.mark.parametrize("ranks", [2, 3])
-@pytest.mark.parametrize(
-    "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in MODELS]
-)
+@pytest.mark.parametrize(("name", "ranks"), [("strided", 3), ("enlarged", 2)])
 def test_pieces_over_ranks_are_the_whole(name: str, ranks: int) -> None:
     make, shape, over = MODELS[name]
     dealt(make, shape, over, 0.75, ranks)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("name", MODELS)
+def test_pieces_of_all_models_over_ranks(name: str, ranks: int) -> None:
+    test_pieces_over_ranks_are_the_whole(name, ranks)
 
 
 @pytest.mark.parametrize(
@@ -108,9 +109,8 @@ def test_a_training_step_over_ranks_is_that_of_the_whole(name: str) -> None:
     dealt(make, shape, over, share, 2, step=True)
 
 
-@pytest.mark.parametrize(
-    "name", [n if n == "images" else pytest.param(n, marks=pytest.mark.slow) for n in GRIDS]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", GRIDS)
 def test_pieces_of_two_axes_over_ranks_are_the_whole(name: str) -> None:
     make, shape, over, share, _ = GRIDS[name]
     more = 1.0 if name == "rows" else 1.2  # a rank's first piece has nothing of one before
@@ -160,6 +160,7 @@ def test_a_halo_that_is_a_row_short_is_seen() -> None:
         dealt(*GATED)
 
 
+@pytest.mark.slow
 def test_tensors_that_take_the_place_of_others_over_ranks() -> None:
     (report, _) = dealt(lambda: Gated(CONV, 8, 1, 3), (1, 2, 41, 9), "h", 0.5, 2)
     assert any(p.over and p.share > 1 for p in report.plans[0].passes)
