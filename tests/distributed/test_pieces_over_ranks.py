@@ -53,15 +53,18 @@ def create_dot(self: object, a: Any, b: Any, d: Any, *_: object) -> object:
     )
 
 
-def run(shape: tuple[int, ...], blocks: int, share: float, step: bool) -> dict[str, Any]:
+def run(
+    shape: tuple[int, ...], blocks: int, share: float, step: bool, device: str = "cpu"
+) -> dict[str, Any]:
     """What differs on a rank between a model over ranks, or its training ``step``, and one process, and
     the report; its own tensors take this share of those of one process without a bound at most."""
-    transconv.config.cpu = "interpret"
+    if device == "cpu":
+        transconv.config.cpu = "interpret"
     from triton.runtime import interpreter
 
     torch.manual_seed(0)
-    model, x = Decoder(len(shape) - 2, blocks).train(step), torch.randn(shape)
-    mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
+    model, x = Decoder(len(shape) - 2, blocks).train(step).to(device), torch.randn(shape).to(device)
+    mesh = init_device_mesh(device, (torch.distributed.get_world_size(),))
 
     def called(bound: int | None, ranks: Any = None) -> tuple[list[Tensor], Any]:
         run = transconv.within(model, bound, ranks=ranks)
@@ -106,6 +109,17 @@ def test_a_decoder_over_ranks(
         assert answer["differs"] == [] and answer["near"] and answer["within"], answer
         assert ranks in answer["ranks"] and answer["pieces"] >= ranks, answer
         assert answer["report"] == answers[0]["report"]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.parametrize("shape", [(1, 2, 512, 256), (1, 2, 64, 32, 32)])
+def test_a_decoder_over_two_gpus(shape: tuple[int, ...]) -> None:
+    answers = processes.run(2, run, shape, 2, 0.6, False, "cuda", timeout=100, limit=200)
+    for answer in answers:
+        assert isinstance(answer, dict), answer
+        assert answer["differs"] == [] and answer["near"] and answer["within"], answer
+        assert 2 in answer["ranks"] and answer["report"] == answers[0]["report"]
 
 
 def refused() -> dict[str, str]:

@@ -156,7 +156,7 @@ def test_a_halo_that_is_a_row_short_is_seen() -> None:
         swap(run, m, owned)
         rooms[m] = known
 
-    with patch.object(PieceRun, "swap", short), pytest.raises(AssertionError):
+    with patch.object(PieceRun, "swap", short), pytest.raises(AssertionError, match="False"):
         dealt(*GATED)
 
 
