@@ -25,7 +25,6 @@ from tests.graph.test_pieces import (
     least,
     meaning,
     pieces,
-    stepped,
     trained,
 )
 from transconv.compute import AxisSpan
@@ -40,7 +39,7 @@ from transconv.graph.pieces.step_graph import StepMemory
 Tensor = torch.Tensor
 Made = Callable[[], nn.Module]
 CONV = nn.Conv2d
-TRACES = threading.Lock()  # torch traces one graph at a time
+TRACES = threading.Lock()  # torch traces one graph at a time, and has one state of what is drawn
 
 
 def called(
@@ -53,7 +52,13 @@ def called(
         with TRACES:
             run = traced(Tupled(model), [given], within=asked)  # type: ignore[arg-type]
         (made,) = run(given)
-        found = stepped(model, given, made) if step else [made]
+        if step:  # as ``stepped``
+            with TRACES:
+                torch.manual_seed(1)
+                g = torch.randn(made.shape)
+            made.backward(g)
+        gradients = [t.grad for t in (given, *model.parameters()) if t.grad is not None]
+    found = [made.detach(), *gradients]
     return found, BoundReport(asked, tuple(asked.plans.values()))
 
 

@@ -37,14 +37,6 @@ class PassResults:
         )
 
     @property
-    def swapped(self) -> list[tuple[StepMemory, Step | None]]:
-        """The tensors of which ranks have what others made: these, and the statistics of which steps."""
-        return [
-            *((m, None) for m in self.memories),
-            *((m, s) for s in self.steps for m in s.spaces.values()),
-        ]
-
-    @property
     def most(self) -> int:
         """The number of pieces that have something each."""
         return max(self.units)
@@ -65,21 +57,6 @@ class PassResults:
 
         near = range(pieces // 2, min(pieces, pieces // 2 + -(-pieces // min(few)) + 1))
         return max(near, key=some)
-
-    def owned(self, memory: StepMemory, step: Step | None, ranks: int) -> list[AxisSpan]:
-        """What each of so many ranks makes of a tensor, or of a statistic of a step: elements of its
-        digit. Of a tile that two make, the later one has it."""
-        if step is None:
-            return [self.piece(rank, ranks)[0].get(memory, NOTHING) for rank in range(ranks)]
-        left = next(step.left[name] for name, m in step.spaces.items() if m is memory)
-        unit, part = memory.strides[left.dim], step.parts[0]
-        size = part.compute.size(part.axis)
-        tiles = [size * rank // ranks // step.grain * step.grain for rank in range(ranks)]
-        starts = [at // left.positions * left.parts * unit for at in tiles]
-        return [
-            AxisSpan(*span)
-            for span in zip(starts, [*starts[1:], memory.shape[left.dim] * unit], strict=True)
-        ]
 
     def piece(self, number: int, pieces: int) -> tuple[dict[StepMemory, AxisSpan], dict[Step, AxisSpan]]:
         """One of so many pieces: elements of the digits of tensors, and positions of steps."""

@@ -268,7 +268,7 @@ class PieceRun:
         elif kind == "write":
             self.rooms[p.over[m]].view(m, act.span).copy_(self.parts[m].view(m, act.span))
         elif kind == "swap":
-            self.swap(m, p.wanted.owned(m, act.step, self.plan.ranks))
+            self.swap(m, p.owned(m, act.step))
         else:
             self.rooms[m] = self.rooms.pop(p.over[m])
 

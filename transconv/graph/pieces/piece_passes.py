@@ -107,6 +107,24 @@ class PiecePass:
         return self.pieces // self.ranks
 
     @property
+    def dealt(self) -> list[tuple[StepMemory, Step | None]]:
+        """The tensors of which ranks make parts, those of a step's statistics with the step."""
+        left = [(m, s) for s in self.wanted.steps for m in s.spaces.values()]
+        return [*((m, None) for m in self.wanted.memories), *left]
+
+    def owned(self, memory: StepMemory, step: Step | None) -> list[AxisSpan]:
+        """What each rank makes of one of these: elements of its digit. Of a tile that two make, the later
+        one has it."""
+        if step is None:
+            each = [self.wanted.piece(rank, self.ranks)[0] for rank in range(self.ranks)]
+            return [wanted.get(memory, NOTHING) for wanted in each]
+        left = next(step.left[name] for name, m in step.spaces.items() if m is memory)
+        size = step.parts[0].compute.size(step.parts[0].axis)
+        tiles = [size * rank // self.ranks // step.grain * step.grain for rank in range(self.ranks)]
+        starts = [at // left.positions * left.parts * memory.strides[left.dim] for at in tiles]
+        return [AxisSpan(*span) for span in zip(starts, [*starts[1:], memory.digit], strict=True)]
+
+    @property
     def key(self) -> tuple[Any, ...]:
         """All that decides what it takes beyond what is there before it."""
         assert self.start is not None
@@ -424,7 +442,7 @@ def acts(
         alive -= {old}
         alive |= {m}
         yield len(pieces), MemoryAct("move", m)
-    for m, s in p.wanted.swapped if plan.ranks > 1 and ends else ():
+    for m, s in p.dealt if plan.ranks > 1 and ends else ():
         if plan.last[m] > p.level:
             if m not in alive:
                 alive.add(m)

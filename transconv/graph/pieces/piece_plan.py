@@ -357,9 +357,9 @@ def _swapped_us(p: PiecePass, plan: PiecePlan, rank: int) -> float:
     """Microseconds of the exchange behind a pass, by the pace of the link to host memory: that between
     ranks is no slower."""
     found = 0.0
-    for m, step in p.wanted.swapped:
+    for m, step in p.dealt:
         if plan.last[m] > p.level:
-            size = plan.room(m, rank).along.size - p.wanted.owned(m, step, plan.ranks)[rank].size
+            size = plan.room(m, rank).along.size - p.owned(m, step)[rank].size
             found += m.link_us * size / (m.digit or 1) * (step is None) + LAUNCH_US
     return found
 
