@@ -2,13 +2,16 @@
 
     python -m bench within                                   all rows
     python -m bench within --models sdxl_1024,wan_17 --memory "4 GB"
+    python -m bench within --models sdxl_2048 --memory "3 GB" --ranks 2
 
 A row has the time of a call, or of a training step (``unet3d_step_128``), and the most memory that was
 allocated during it, weights and input included: of the whole by torch.compile's backend, of one piece
 without a bound, and within the bound; in how much pinned host memory tensors wait there (``--host``: at
 most), and the rate of copies to and from it, where some do; whether these have the same bits; and what
 diffusers' tiled decode of its own class takes, where it is installed, with its largest difference from
-diffusers' whole decode. A side that does not fit the device has the reason. Rows are in
+diffusers' whole decode. With ``--ranks`` processes of torchrun, each with a GPU, share the pieces of a
+call: the time is that of the slowest, the memory that of the one with most (and ``each_mb``), and bits are
+those of all. A side that does not fit the device has the reason. Rows are in
 ``<gpu>_within.csv``; a repeated run measures what is missing. On a CPU
 (``--quick``) kernels are interpreted: only whether it runs is worth something there.
 """
@@ -18,6 +21,8 @@ from __future__ import annotations
 import argparse
 import gc
 import importlib
+import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -31,6 +36,7 @@ from torch import nn
 
 import transconv
 from bench import environment, unets, vaes, video_vaes
+from bench.environment import ROOT
 from bench.issues import short
 from transconv.graph.pieces.bounded_model import BoundedModel
 from transconv.tuning.table import CsvTable, Row
@@ -41,12 +47,14 @@ COLUMNS = (
     "model",
     "memory",
     "dtype",
+    "ranks",
     "whole_ms",
     "whole_mb",
     "piece_ms",
     "piece_mb",
     "within_ms",
     "within_mb",
+    "each_mb",
     "estimated_mb",
     "host_mb",
     "link_gbs",
@@ -65,7 +73,7 @@ COLUMNS = (
     "triton",
     "commit",
 )
-KEY = ("model", "memory", "dtype", "device")
+KEY = ("model", "memory", "dtype", "ranks", "device")
 MEMORY = "8 GB"
 REPEATS = 3
 CALLS = {"within": 3}  # until the bound holds for what calls were measured to take
@@ -131,6 +139,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--host", help="pinned host memory at most, 0 for none (default: half of what is free)"
     )
+    parser.add_argument(
+        "--ranks", type=int, default=1, help="processes that share the pieces (default: 1)"
+    )
     parser.add_argument("--dtype", default="bfloat16", help="torch's name (default: bfloat16)")
     parser.add_argument("--limit", type=float, default=540, help="seconds; then no new row begins")
     parser.add_argument("--report", action="store_true", help="print the passes of each row")
@@ -142,29 +153,67 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(options: argparse.Namespace) -> int:
     """Measure, and print as it goes; 1 if something was refused, or bits differ."""
+    if options.ranks > 1 and "LOCAL_RANK" not in os.environ:
+        words = [
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node",
+            str(options.ranks),
+            "-m",
+            "bench",
+        ]
+        return subprocess.run(
+            [sys.executable, "-m", *words, *sys.argv[1:]], cwd=ROOT, check=False
+        ).returncode
     if options.quick:
         transconv.config.cpu = "interpret"
+    mesh = mesh_of(options.ranks)
     about, end = environment.versions(), time.monotonic() + options.limit
     table = CsvTable(Path(options.out) / f"{short(about['device'])}_within.csv", COLUMNS, KEY)
     wrong = False
     for name in options.models or (QUICK if options.quick else CASES):
         row: Row = {**about, "model": name, "memory": options.memory, "dtype": options.dtype}
+        row["ranks"] = options.ranks if mesh is not None else ""
         if table.has(row):
             continue
-        if time.monotonic() > end:
+        if any(of_all(mesh, time.monotonic() > end)):
             print("no time is left; a repeated run goes on", file=sys.stderr)
             break
         case = {**CASES, **QUICK}[name]
         with torch.set_grad_enabled(case.trains):
-            row |= measured(case, options, name)
+            row |= measured(case, options, name, mesh)
+        if mesh is not None and mesh.get_local_rank():
+            continue
         table.add(row)
         wrong |= bool(row.get("refused")) or row.get("bits_of_piece") is False
         print({k: v for k, v in row.items() if k not in about and v != ""}, flush=True)
+    if mesh is not None:
+        torch.distributed.destroy_process_group()
     return int(wrong)
 
 
-def measured(case: BoundCase, options: argparse.Namespace, name: str) -> Row:
-    """What is measured of a case; ``name`` is that of its picture."""
+def mesh_of(ranks: int) -> Any:
+    """The mesh of the processes that torchrun began; None for one."""
+    if ranks == 1:
+        return None
+    from torch.distributed.device_mesh import init_device_mesh
+
+    if device() == "cuda":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    return init_device_mesh(device(), (ranks,))
+
+
+def of_all(mesh: Any, what: Any) -> list[Any]:
+    """What each rank has."""
+    if mesh is None:
+        return [what]
+    found: list[Any] = [None] * mesh.size()
+    torch.distributed.all_gather_object(found, what)
+    return found
+
+
+def measured(case: BoundCase, options: argparse.Namespace, name: str, mesh: Any = None) -> Row:
+    """What is measured of a case; ``name``: of its picture; ``mesh``: of the ranks that share it."""
     place, dtype = torch.device(device()), getattr(torch, options.dtype)
     torch.manual_seed(0)
     model = features_last(case.make().train(case.trains).to(place, dtype))
@@ -180,7 +229,7 @@ def measured(case: BoundCase, options: argparse.Namespace, name: str) -> Row:
     bounded: list[BoundedModel] = []
 
     def within() -> Callable[..., Any]:
-        bounded.append(transconv.within(model, options.memory, host=options.host))
+        bounded.append(transconv.within(model, options.memory, host=options.host, ranks=mesh))
         return called(bounded[0])
 
     began = time.monotonic()
@@ -207,7 +256,14 @@ def measured(case: BoundCase, options: argparse.Namespace, name: str) -> Row:
     bounded.clear()
     torch.compiler.reset()
     model.to("meta")
-    if case.library is not None:
+    if mesh is not None:
+        each = of_all(mesh, row)
+        row |= {
+            k: max(r[k] for r in each) for k in ("within_ms", "within_mb") if all(k in r for r in each)
+        }
+        row |= {k: all(r[k] for r in each) for k in ("bits_of_piece", "bits_of_whole") if k in row}
+        row["each_mb"] = " ".join(str(r.get("within_mb", "")) for r in each)
+    elif case.library is not None:
         apart = tiled(row, case.library, x)
         if options.pictures and apart is not None and made is not None and whole is not None:
             draw(apart, difference(made, whole), options.pictures / f"{name}_tiled.png")

@@ -19,7 +19,7 @@ PROGRAMS = [pair for pair in pairwise(PAGE) if pair[0].kind == "python"]  # with
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("program", "shown"), PROGRAMS, ids=["sharded", "captured"])
+@pytest.mark.parametrize(("program", "shown"), PROGRAMS, ids=["sharded", "captured", "in pieces"])
 def test_the_programs(program: Block, shown: Block, tmp_path: Path) -> None:
     """By their commands; test_sharded.py runs the first in processes that it has."""
     name = program.body.splitlines()[0].removeprefix("# ")

@@ -122,7 +122,7 @@ def test_a_rank_that_is_gone_is_named(
     answers = processes.run(2, dies, recorded, limit=50)
     took, (out, said) = time.time() - began, capfd.readouterr()
     print(f"{took:.1f} s, ended at {time.time():.1f}: {out[-300:]} {said[-1500:]}")
-    assert "rank 0 could not" in said and "rank 1 in a sharded convolution" in said, said[-2000:]
+    assert "rank 0 could not" in said and "rank 1 in a sharded computation" in said, said[-2000:]
     assert ("end a recorded step" in said) is recorded
     assert answers[0] is None or "rank 1" in str(answers[0]), answers[0]
     assert took < 50, "NCCL did not end the process"
@@ -148,7 +148,7 @@ def test_what_does_not_come_is_named_once() -> None:
     assert said == []
     for now[0] in (8.1, 9.0):
         watch.look()
-    assert len(said) == 1 and "receive 2 rows from rank 1 in a sharded convolution, after 8 s" in said[0]
+    assert len(said) == 1 and "receive 2 rows from rank 1 in a sharded computation, after 8 s" in said[0]
 
 
 def test_a_lost_device_is_forgotten() -> None:

@@ -282,7 +282,7 @@ def test_a_pair() -> None:
         assert found.pop("norms and pools") == []
         assert len(found["invariant"]) == 1 and "rows on several ranks" in found.pop("invariant")[0]
         for name, words in {
-            "disagree": "disagree about a sharded convolution",
+            "disagree": "disagree about a sharded computation",
             "agree again": "no error",
             "plain": "plain tensor of size [4, 4, 3, 3]",
             "meshes": "DTensors of 2 meshes",
@@ -345,4 +345,4 @@ def dies() -> str:
 @pytest.mark.slow
 def test_a_rank_that_is_gone_is_named() -> None:
     told, gone = processes.run(2, dies, timeout=15)
-    assert gone is None and "rank 0 could not" in told and "rank 1 in a sharded convolution" in told
+    assert gone is None and "rank 0 could not" in told and "rank 1 in a sharded computation" in told

@@ -6,6 +6,7 @@ import copy
 import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -19,10 +20,10 @@ from transconv.compute import Alone, AxisSpan, execute, parse
 from transconv.errors import Unsupported
 from transconv.graph.pieces.demands import Demand
 from transconv.graph.pieces.piece_execution import HostLink, PartMemory, PieceRun
-from transconv.graph.pieces.piece_passes import NO_RESULTS, PiecePass, PiecePlan
-from transconv.graph.pieces.piece_plan import planned
+from transconv.graph.pieces.piece_passes import NO_RESULTS, KnownPasses, PiecePass, PiecePlan
+from transconv.graph.pieces.piece_plan import _divided, planned
 from transconv.graph.pieces.region_pieces import free_host_bytes
-from transconv.graph.pieces.step_graph import Operand, StepMemory, TensorPart, crossed, steps_of
+from transconv.graph.pieces.step_graph import Operand, Step, StepMemory, TensorPart, crossed, steps_of
 from transconv.schedule import Schedule, why_not
 from transconv.target import TARGETS, Target
 
@@ -66,10 +67,8 @@ def _memory(name: str, tensor: object, given: bool) -> StepMemory:
     return StepMemory(name, tensor.shape, strides, torch.float32, given)  # type: ignore[attr-defined]
 
 
-def _planned(
-    h: int, w: int, pieces: int, columns: int, target: Target
-) -> tuple[PieceRun, dict[str, StepMemory]]:
-    """What runs the statistics of a convolution in so many pieces at least, of so many columns."""
+def _steps(h: int, w: int, columns: int, target: Target) -> tuple[list[Step], dict[str, StepMemory]]:
+    """The steps of the statistics of a convolution, and its tensors."""
     compute = parse(STATISTICS.format(h=h, w=w, a=3 * h * w, b=3 * w, c=8 * h * w, d=8 * w))
     memories = {t.name: _memory(t.name, t, t.name[0] == "X") for t in compute.tensors}
     memories["X0"].digit = 3 * h * w
@@ -82,7 +81,15 @@ def _planned(
             operand.memory.makers.append(step)
     if columns > 1:
         crossed(steps, [memories["X0"]], "w", target)
-    plan = planned(steps, 0, 1)
+    return steps, memories
+
+
+def _planned(
+    h: int, w: int, pieces: int, columns: int, target: Target
+) -> tuple[PieceRun, dict[str, StepMemory]]:
+    """What runs them in so many pieces at least, of so many columns."""
+    steps, memories = _steps(h, w, columns, target)
+    plan = _divided(steps, 0, 1, 0, KnownPasses([memories["Y1"], memories["Y2"]]))
     assert any(p.wanted.steps for p in plan.passes)  # tiles leave parts
     for p in plan.passes:
         if p.sample is not None:
@@ -101,6 +108,16 @@ def _run(h: int, w: int, pieces: int, columns: int = 1) -> tuple[list[Tensor], d
     given = {n: torch.randn(m.bytes // 4) for n, m in memories.items() if m.given}
     rooms = run({memories[n]: PartMemory(t, memories[n].all) for n, t in given.items()})
     return [rooms[memories[n]].tensor for n in ("Y1", "Y2")], given
+
+
+@pytest.mark.parametrize(("h", "w"), [(1, 4), (3, 4), (5, 5), (24, 16), (64, 64)])
+def test_what_takes_least_may_be_the_whole(h: int, w: int) -> None:
+    """Parts of statistics are there longer in pieces: a refusal names the whole where that takes less."""
+    steps, _ = _steps(h, w, 1, TARGETS["sm_90"])
+    whole = planned(steps, 0, 1 << 60)
+    for bound in (1, whole.peak - 1):
+        least = planned(steps, 0, bound)
+        assert least.peak <= whole.peak and planned(steps, 0, least.peak).peak == least.peak
 
 
 @pytest.mark.slow
@@ -317,6 +334,11 @@ def test_arguments_that_are_refused() -> None:
         transconv.within(nn.Identity(), host="-1")
     with pytest.raises(ValueError, match="over='c'; expected one of n, d, h, w"):
         transconv.within(nn.Identity(), over="c")
+    with pytest.raises(ValueError, match="ranks=2; expected a DeviceMesh of one dim, or None"):
+        transconv.within(nn.Identity(), ranks=2)
+    with pytest.raises(ValueError, match="over ranks no tensors wait in host memory; expected host=0"):
+        mesh = SimpleNamespace(ndim=1, get_local_rank=lambda: 0)
+        transconv.within(nn.Identity(), host="1 GB", ranks=mesh)
     with pytest.raises(TypeError, match="expected a module or a function, got int"):
         transconv.within(3)  # type: ignore[arg-type]
 

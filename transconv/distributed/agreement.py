@@ -41,13 +41,17 @@ def agree(mesh: Any, text: str) -> None:
     known = _agreed(mesh)
     if text in known:
         return
-    if not _is_same(mesh, text):
-        raise RuntimeError(
-            f"the ranks of a mesh disagree about a sharded convolution. Rank {dist.get_rank()} has: {text}"
-        )
+    compare(mesh, text)
     if len(known) >= MOST:
         known.clear()  # all ranks of a mesh do, at the same call
     known.add(text)
+
+
+def compare(mesh: Any, text: str) -> None:
+    """RuntimeError on every rank of the mesh, with what each has, unless all call it with one text."""
+    if not _is_same(mesh, text):
+        told = "; ".join(f"rank {rank} has {other}" for rank, other in gathered(mesh, text))
+        raise RuntimeError(f"the ranks of a mesh disagree about a sharded computation: {told}")
 
 
 @functools.cache
@@ -161,7 +165,7 @@ class EventWatch:
         if self._pending and self._clock() > self._pending[0][2]:
             _, since, _, does = self._pending[0]
             self._tell(
-                f"transconv: {does} in a sharded convolution, after {self._clock() - since:.0f} s. "
+                f"transconv: {does} in a sharded computation, after {self._clock() - since:.0f} s. "
                 "The other rank is gone, or calls something else."
             )
             self._pending.clear()

@@ -136,11 +136,11 @@ class Sent:
         self._does: list[str] = []
         self._works: list[Any] = []
 
-    def send(self, rows: Tensor, peer: int, count: int) -> None:
-        self._add(_send, rows, peer, f"send {count} rows to")
+    def send(self, rows: Tensor, peer: int, count: int, of: str = "rows") -> None:
+        self._add(_send, rows, peer, f"send {count} {of} to")
 
-    def receive(self, rows: Tensor, peer: int, count: int) -> None:
-        self._add(_receive, rows, peer, f"receive {count} rows from")
+    def receive(self, rows: Tensor, peer: int, count: int, of: str = "rows") -> None:
+        self._add(_receive, rows, peer, f"receive {count} {of} from")
 
     def _add(self, operation: Any, rows: Tensor, peer: int, does: str) -> None:
         request = dist.P2POp(operation, rows, group=self._group, group_peer=peer)
@@ -168,7 +168,7 @@ class Sent:
             yield
         except RuntimeError as error:
             raise RuntimeError(
-                f"rank {dist.get_rank()} could not {' nor '.join(does)} in a sharded convolution: {error}"
+                f"rank {dist.get_rank()} could not {' nor '.join(does)} in a sharded computation: {error}"
             ) from error
 
 

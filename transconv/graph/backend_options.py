@@ -24,6 +24,21 @@ class CutMemory(Protocol):
     digit: int
 
 
+class RankGroup(Protocol):
+    """The ranks that run a plan, each its own pieces (distributed/ranks.py)."""
+
+    @property
+    def number(self) -> int: ...
+    @property
+    def count(self) -> int: ...
+    def agree(self, text: str) -> None: ...
+    def compare(self, text: str) -> None: ...
+    def largest(self, found: tuple[int, ...]) -> tuple[int, ...]: ...
+    def exchange(
+        self, sends: Iterable[tuple[int, torch.Tensor]], receives: Iterable[tuple[int, torch.Tensor]]
+    ) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class MemoryBound:
     """A bound of a graph's memory: ``bytes``, as the caller ``told`` it; ``over``: the axis of images
@@ -31,7 +46,8 @@ class MemoryBound:
     positions, or another one that takes less. ``plans``: what was found for regions, by these; ``made``:
     references to what those of forward graphs returned; ``left``: bytes that are there at least while
     torch computes a region, by its operations; ``host``: bytes of pinned host memory in which tensors may
-    wait, None: half of what is free; ``links``: what copies to it, by device."""
+    wait, None: half of what is free; ``links``: what copies to it, by device; ``ranks``: those that pieces
+    are dealt over, None: there is one."""
 
     bytes: int
     told: str
@@ -41,6 +57,12 @@ class MemoryBound:
     plans: dict[int, Any] = field(default_factory=dict, compare=False, repr=False)
     made: dict[int, Any] = field(default_factory=dict, compare=False, repr=False)
     left: dict[str, int] = field(default_factory=dict, compare=False, repr=False)
+    ranks: RankGroup | None = field(default=None, repr=False)
+
+    @property
+    def count(self) -> int:
+        """The number of ranks."""
+        return 1 if self.ranks is None else self.ranks.count
 
     def lengths(self, shapes: Iterable[tuple[int, ...]]) -> dict[str, int]:
         """The axes along which images of these shapes may be cut, outermost first, each with the most

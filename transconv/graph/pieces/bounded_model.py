@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from importlib import import_module
 from itertools import zip_longest
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from transconv.graph.backend_options import MemoryBound, compiled_alone
+from transconv.graph.backend_options import MemoryBound, RankGroup, compiled_alone
 from transconv.graph.pieces.piece_passes import PiecePlan
 from transconv.support import Unsupported, one_line
 from transconv.torch_ops.tensor_subclasses import served
@@ -28,6 +29,7 @@ def within(
     memory: str | int | None = "8 GB",
     over: str | None = None,
     host: str | int | None = None,
+    ranks: Any = None,
 ) -> BoundedModel:
     """The model, executed in pieces such that what is there at once, weights included, stays within
     ``memory``: bytes, or a text such as ``"8 GB"`` or ``"512 MiB"``; None: without a bound, in one piece.
@@ -45,18 +47,36 @@ def within(
     bound cannot be met without, or where that is estimated to take less time; 0: none; default: half of
     what is free there at the first call.
 
+    ``ranks``: a DeviceMesh of one dim, whose ranks share the work: each runs neighbouring pieces of its
+    own, and has a part of what is kept between; the bound is that of each. Every rank calls the model with
+    the same input, and has the whole result, with every bit of that of one process. Nothing waits in host
+    memory then.
+
     The first call of each shape finds the pieces. It raises Unsupported where no number of pieces stays
     within the bound, with the least that would do. ``report()`` tells what was found.
 
-    ValueError for a memory, a host or an axis that is neither of these; TypeError for a model that is not
-    callable."""
+    ValueError for a memory, a host, an axis or ranks that are none of these; TypeError for a model that is
+    not callable."""
     if not callable(model):
         raise TypeError(f"model: expected a module or a function, got {type(model).__name__}")
     if over is not None and over not in AXES:
         raise ValueError(f"over={one_line(repr(over))}; expected one of {', '.join(AXES)}, or None")
     room = None if host is None else _bytes(host, "host", 0)
-    bound = MemoryBound(_bytes(memory), str(memory), over or "", room)
+    bound = MemoryBound(_bytes(memory), str(memory), over or "", room, ranks=_ranks(ranks, room))
     return BoundedModel(getattr(model, "_orig_mod", model), bound)
+
+
+def _ranks(mesh: Any, host: int | None) -> RankGroup | None:
+    """The ranks of a mesh of one dim; None for none. Raises ValueError."""
+    if mesh is None:
+        return None
+    if getattr(mesh, "ndim", 0) != 1 or not hasattr(mesh, "get_local_rank"):
+        raise ValueError(f"ranks={one_line(repr(mesh))}; expected a DeviceMesh of one dim, or None")
+    if host:
+        raise ValueError(f"host={host}: over ranks no tensors wait in host memory; expected host=0")
+    room: Any = import_module("transconv.distributed.ranks")  # which imports DTensor
+    found: RankGroup = room.MeshRanks(mesh)
+    return found
 
 
 def _bytes(memory: str | int | None, name: str = "memory", least: int = 1) -> int:
@@ -87,13 +107,14 @@ class BoundedModel(nn.Module):
         if shapes not in self._compiled:  # torch compiles one function for eight of them at most
             own = self.model.parameters() if isinstance(self.model, nn.Module) else ()
             if any(map(served, (*tensors, *own))):
-                why = (
-                    "the model or its input is dealt over ranks; bound the modules that each rank computes"
-                )
-                why += (
-                    " on plain tensors: parallelize(..., whole=[...]) of a model that has them in a bound"
-                )
+                why = "the model or its input is dealt over ranks; deal the pieces of a plain model, by "
+                why += "within(..., ranks=mesh), or bound the modules that each rank computes on plain "
+                why += "tensors: parallelize(..., whole=[...])"
                 raise Unsupported("within:ranks", why)
+            if self.bound.ranks is not None:
+                kind = f"{type(self.model).__name__} within {self.bound.told} over {self.bound.over!r}"
+                what = ", ".join(f"{t.dtype} {[*t.shape]}" for t in tensors)
+                self.bound.ranks.agree(f"{kind}, gradients {torch.is_grad_enabled()}, of {what}")
             words: Any = {"fullgraph": True, "dynamic": False, "options": {"within": self.bound}}
             self._compiled[shapes] = compiled_alone(self.model, "bounded", **words)
         return self._compiled[shapes](*given, **named)
@@ -135,9 +156,11 @@ class BoundReport:
                 )
                 continue
             share = plan.us / plan.once if plan.once else 1.0
+            dealt = f" on {plan.ranks} ranks" * (plan.ranks > 1)
             lines.append(
-                f"{len(plan.steps)} steps in {len(plan.passes)} passes along {plan.axes}, {share:.2f} of "
-                f"the time of each step once (estimated); {size_text(plan.beside)} of weights and inputs"
+                f"{len(plan.steps)} steps in {len(plan.passes)} passes along {plan.axes}{dealt}, "
+                f"{share:.2f} of the time of each step once (estimated); {size_text(plan.beside)} of "
+                "weights and inputs"
             )
             if plan.waits:
                 copies, exposed = (sum(getattr(p, n) for p in plan.passes) for n in ("copies", "exposed"))
@@ -159,6 +182,9 @@ class BoundReport:
                 lines.append(
                     f"  {p.level:4}  {count:>6}  {size_text(p.peak):>9}  {p.us:9.4g}  {'; '.join(kept)}"
                 )
+            for p in plan.passes:
+                if p.sample is not None and p.wanted.most < plan.ranks:
+                    lines.append(f"  {p.level:4}  {p.wanted.most} of {plan.ranks} ranks have a piece")
         lines += [f"{of}, whole: {size_text(n)} at least" for of, n in self.bound.left.items()]
         return "\n".join(lines)
 

@@ -21,13 +21,14 @@ from transconv.compute import (
     without_statistics,
 )
 from transconv.conv import Surrounded
+from transconv.graph.backend_options import RankGroup
 from transconv.graph.pieces.demands import ALIGNMENT, Demand, is_alone
 from transconv.graph.pieces.piece_passes import MemoryAct, PiecePass, PiecePlan, acts
 from transconv.graph.pieces.step_graph import Part, Step, StepMemory, TensorPart
 from transconv.runtime import BatchCompile, Launch, build_scheduled, is_capturing
 from transconv.schedule import Schedule, programs, why_not
 from transconv.selection import choice, fitted
-from transconv.support import ScheduleError, Unsupported
+from transconv.support import ScheduleError, TransconvError, Unsupported
 from transconv.target import Target
 from transconv.torch_ops.conversion import inference
 
@@ -164,7 +165,8 @@ class PieceRun:
     """Runs a plan on a device. ``made``: launches by workload; ``tape``: of each pass what it does, and
     what it launches; ``seen``: the launches of statistics whose first result was looked at; ``rooms``,
     ``parts``, ``tails``: the memory of a call, of whole tensors, of those of a piece, and what the next
-    ones need; ``link``: copies to and from host memory; ``moving``: parts on their way, with the end."""
+    ones need; ``link``: copies to and from host memory; ``ranks``: those that run it, each its pieces;
+    ``moving``: parts on their way, with the end."""
 
     plan: PiecePlan
     target: Target
@@ -176,12 +178,13 @@ class PieceRun:
     parts: dict[StepMemory, PartMemory] = field(default_factory=dict)
     tails: dict[StepMemory, PartMemory] = field(default_factory=dict)
     link: HostLink | None = None
+    ranks: RankGroup | None = None
     moving: dict[tuple[StepMemory, bool], tuple[PartMemory, Any]] = field(default_factory=dict)
 
     def __call__(self, rooms: dict[StepMemory, PartMemory]) -> dict[StepMemory, PartMemory]:
         """``rooms``: of what is given; returned are those of the results."""
         if not self.tape:
-            self.arrange()
+            self.arranged()
         if self.link is not None and is_capturing(self.device):
             raise Unsupported(
                 "within:capture",
@@ -202,12 +205,30 @@ class PieceRun:
                 self.link.leave()
             self.rooms, self.parts, self.tails, self.moving = {}, {}, {}, {}
 
+    @property
+    def rank(self) -> int:
+        """Whose pieces it runs."""
+        return self.ranks.number if self.ranks is not None and self.plan.ranks > 1 else 0
+
+    def arranged(self) -> None:
+        """``arrange``. RuntimeError on all ranks where one cannot run its pieces, and others can."""
+        failed = None
+        try:
+            self.arrange()
+        except TransconvError as error:
+            failed = error
+        if self.ranks is not None and self.plan.ranks > 1:
+            self.ranks.compare("kernels of its pieces" if failed is None else str(failed))
+        if failed is not None:
+            raise failed
+
     def arrange(self) -> None:
         """Find what is done, and the launches, whose kernels processes compile side by side."""
         alive: set[StepMemory] = set()
         for p in self.plan.passes:
             found: list[tuple[MemoryAct, Launched | None]] = []
-            for _, act in acts(self.plan, p, p.demands(self.plan.kept), alive):
+            pieces = p.demands(self.plan.kept, self.rank)
+            for _, act in acts(self.plan, p, pieces, alive, rank=self.rank):
                 launched = None
                 if act.step is not None:
                     launched = self.whole(act.step) if act.piece is None else self.launched(act)
@@ -223,7 +244,7 @@ class PieceRun:
             assert launched is not None
             self.start(launched)
         elif kind == "whole":
-            self.rooms[m] = self.empty(m, m.all)
+            self.rooms[m] = self.empty(m, self.plan.room(m, self.rank))
         elif kind == "drop":
             del self.rooms[m]
         elif kind == "part":
@@ -246,8 +267,23 @@ class PieceRun:
                 self.parts[m] = made
         elif kind == "write":
             self.rooms[p.over[m]].view(m, act.span).copy_(self.parts[m].view(m, act.span))
+        elif kind == "swap":
+            self.swap(m, p.owned(m, act.step))
         else:
             self.rooms[m] = self.rooms.pop(p.over[m])
+
+    def swap(self, memory: StepMemory, owned: Sequence[AxisSpan]) -> None:
+        """Send what other ranks have room for of what this one owns of a tensor, and receive what it has
+        room for: each run of consecutive elements from where it is to where it belongs, without copies."""
+        assert self.ranks is not None
+        needed = [self.plan.room(memory, rank).along for rank in range(self.plan.ranks)]
+        room, own, others = self.rooms[memory], self.rank, {*range(self.plan.ranks)} - {self.rank}
+        both = [(r, owned[own].within(needed[r]), owned[r].within(needed[own])) for r in sorted(others)]
+
+        def runs(spans: Sequence[tuple[int, AxisSpan]]) -> list[tuple[int, Tensor]]:
+            return [(r, run) for r, at in spans if at.size for run in room.runs(memory, TensorPart(at))]
+
+        self.ranks.exchange(runs([(r, at) for r, at, _ in both]), runs([(r, at) for r, _, at in both]))
 
     def move(self, memory: StepMemory, span: TensorPart, up: bool) -> None:
         """Begin the copies of a part from host memory, or to it."""

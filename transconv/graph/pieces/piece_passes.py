@@ -3,6 +3,7 @@ adds up."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
@@ -29,8 +30,9 @@ class MemoryAct(NamedTuple):
     arrive  which what follows waits for
     send    a span of the part begins to be copied to host memory; the part goes when the copy has ended,
     sent    which what follows waits for
+    swap    what ranks made of it goes to those that have room for it; of a statistic of the ``step``
 
-    ``parts``: the tensors that the piece has parts of."""
+    ``parts``: the tensors that the piece, or the rank, has parts of."""
 
     kind: str
     memory: StepMemory | None = None
@@ -45,9 +47,11 @@ class KnownPasses:
     """``demands``: of pieces of passes, the tensors that each sees, which of them were kept, and what it
     takes; ``middles``: what passes take beyond what is there before them, but for the edges of pieces,
     and a piece in the middle, by what decides it; ``exact``: the same, exactly; ``cuts``: in how many
-    pieces passes run, by all that decides it; ``handed``: the tensors that are results."""
+    pieces passes run, by all that decides it; ``handed``: the tensors that are results; ``ranks``: how
+    many have pieces of a pass."""
 
     handed: Sequence[StepMemory]
+    ranks: int = 1
     demands: dict[tuple[PassResults, int, int], list[tuple[set[StepMemory], set[StepMemory], Demand]]] = (
         field(default_factory=dict)
     )
@@ -57,7 +61,7 @@ class KnownPasses:
 
     def anew(self) -> KnownPasses:
         """The same for another bound."""
-        return KnownPasses(self.handed, self.demands, self.middles, self.exact)
+        return KnownPasses(self.handed, self.ranks, self.demands, self.middles, self.exact)
 
 
 class PassStart(NamedTuple):
@@ -79,7 +83,8 @@ class PiecePass:
     ``columns`` of a second axis, one after another. ``over``: kept tensors that take the place of others
     that nothing reads behind the pass; ``sample``: a piece in the middle; ``start``: what is there before
     it; ``peak``: bytes of all that is there at once; ``us``: microseconds; ``copies``: those of its copies
-    to and from host memory, of which it waits for ``exposed``."""
+    to and from host memory, of which it waits for ``exposed``; ``ranks``: how many have as many pieces
+    each, of which ``swapped`` are microseconds of their exchange."""
 
     level: int
     whole: list[Step]
@@ -93,6 +98,31 @@ class PiecePass:
     us: float = 0.0
     copies: float = 0.0
     exposed: float = 0.0
+    ranks: int = 1
+    swapped: float = 0.0
+
+    @property
+    def share(self) -> int:
+        """The pieces of one rank."""
+        return self.pieces // self.ranks
+
+    @property
+    def dealt(self) -> list[tuple[StepMemory, Step | None]]:
+        """The tensors of which ranks make parts, those of a step's statistics with the step."""
+        left = [(m, s) for s in self.wanted.steps for m in s.spaces.values()]
+        return [*((m, None) for m in self.wanted.memories), *left]
+
+    def owned(self, memory: StepMemory, step: Step | None) -> list[AxisSpan]:
+        """What each rank makes of one of these: elements of its digit. Of a tile that two make, the later
+        one has it."""
+        if step is None:
+            each = [self.wanted.piece(rank, self.ranks)[0] for rank in range(self.ranks)]
+            return [wanted.get(memory, NOTHING) for wanted in each]
+        left = next(step.left[name] for name, m in step.spaces.items() if m is memory)
+        size = step.parts[0].compute.size(step.parts[0].axis)
+        tiles = [size * rank // self.ranks // step.grain * step.grain for rank in range(self.ranks)]
+        starts = [at // left.positions * left.parts * memory.strides[left.dim] for at in tiles]
+        return [AxisSpan(*span) for span in zip(starts, [*starts[1:], memory.digit], strict=True)]
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -100,19 +130,24 @@ class PiecePass:
         assert self.start is not None
         return *self.start.key, self.pieces, self.columns, tuple(self.over.items())
 
-    def demand(self, number: int, kept: set[StepMemory], known: KnownPasses) -> Demand:
-        """What a piece takes without the one before; one that is ``known`` for the same tensors kept, of
-        those that it sees."""
-        found = known.demands.setdefault((self.wanted, number, self.pieces), [])
+    def demand(self, number: int, kept: set[StepMemory], known: KnownPasses, pieces: int = 0) -> Demand:
+        """What a piece, of its own ``pieces`` or of so many, takes without the one before; one that is
+        ``known`` for the same tensors kept, of those that it sees."""
+        pieces = pieces or self.pieces
+        found = known.demands.setdefault((self.wanted, number, pieces), [])
         for place in range(len(found) - 1, -1, -1):  # what was used last is used again soon
             seen, own, made = found[place]
             if kept & seen == own:
                 found.append(found.pop(place))
                 return made
-        made = demand(kept, *self.wanted.piece(number, self.pieces))
+        made = demand(kept, *self.wanted.piece(number, pieces))
         seen = {*made.regions, *made.reads}
         found.append((seen, kept & seen, made))
         return made
+
+    def all_of(self, rank: int, kept: set[StepMemory], known: KnownPasses) -> Demand | None:
+        """What all pieces of a rank take together; None where it has none."""
+        return None if self.sample is None else self.demand(rank, kept, known, self.ranks)
 
     def behind(self, number: int, kept: set[StepMemory], before: Demand | None) -> Demand:
         """What a piece takes behind another one."""
@@ -120,10 +155,11 @@ class PiecePass:
         along = {m: part.along for m, part in have.items()}
         return demand(kept, *self.wanted.piece(number, self.pieces), along)
 
-    def demands(self, kept: set[StepMemory]) -> list[Demand]:
-        """What each piece takes."""
+    def demands(self, kept: set[StepMemory], rank: int = 0) -> list[Demand]:
+        """What each piece of a rank takes."""
         found: list[Demand] = []
-        for number in range(self.pieces if self.sample is not None else 0):
+        first = rank * self.share
+        for number in range(first, first + self.share if self.sample is not None else 0):
             found.append(self.behind(number, kept, found[-1] if found else None))
         if self.columns == 1:
             return found
@@ -153,14 +189,14 @@ class PiecePass:
         self.us, self.copies, self.exposed = sum(s.us for s in self.whole), 0.0, 0.0
         if self.sample is None:
             return
-        times, own = self.pieces * self.columns, self.sample
+        times, own = self.share * self.columns, self.sample
         up = sum(copied_us(m, own.reads[m]) for m in waits if m in own.reads)
         down = sum(copied_us(m, own.wanted[m]) for m in waits if m in own.wanted)
         self.copies = times * (up + down)
         if self.copies:
             paced = up + own.us + down + (times - 1) * max(up, own.us, down)
             self.exposed = paced - times * own.us
-        self.us += times * own.us + self.exposed
+        self.us += times * own.us + self.exposed + self.swapped
 
     @property
     def largest(self) -> str:
@@ -185,7 +221,9 @@ class PiecePlan:
     """``passes``: in their order; ``kept``: tensors that are whole; ``last``: the level behind which
     nothing reads a tensor; ``beside``: bytes that are there anyway; ``over``: the axis of the pieces, and
     a second one behind it, where they may be cut along two; ``waits``: kept tensors that wait in pinned
-    host memory between passes, each in one of the ``buffers`` there, of so many bytes."""
+    host memory between passes, each in one of the ``buffers`` there, of so many bytes; ``ranks``: how
+    many run it, each its own pieces; ``rooms``: of each of them, what it has of the kept tensors of which
+    it has a part."""
 
     steps: Sequence[Step]
     kept: set[StepMemory]
@@ -195,6 +233,26 @@ class PiecePlan:
     over: str = ""
     waits: dict[StepMemory, int] = field(default_factory=dict)
     buffers: list[int] = field(default_factory=list)
+    ranks: int = 1
+    rooms: dict[int, dict[StepMemory, AxisSpan]] = field(default_factory=dict)
+
+    def room(self, memory: StepMemory, rank: int) -> TensorPart:
+        """What a rank has of a tensor that is kept."""
+        span = self.rooms[rank].get(memory) if self.rooms else None
+        return memory.all if span is None else TensorPart(span)
+
+    @property
+    def text(self) -> str:
+        """The plan in a line, for ranks to compare."""
+        names = [m.name for s in self.steps for m in s.made if m in self.kept]
+        cuts = [(p.pieces, p.columns, len(p.over), [s.name for s in p.whole]) for p in self.passes]
+        own = [(str(p.compute), str(p.schedule)) for s in self.steps for p in s.parts]
+        rooms = [sorted((m.name, *s) for m, s in self.rooms[r].items()) for r in range(len(self.rooms))]
+        digest = hashlib.blake2b(repr((names, cuts, own, rooms, self.beside)).encode(), digest_size=8)
+        way = (
+            f"along {self.axes}, {self.peak} bytes at most" if self.over else f"{self.peak} bytes at most"
+        )
+        return f"a plan of {len(self.passes)} passes {way} ({digest.hexdigest()})"
 
     @property
     def axes(self) -> str:
@@ -225,13 +283,31 @@ class PiecePlan:
 
     @property
     def once(self) -> float:
-        """Microseconds of each step once."""
-        return sum(s.us for s in self.steps)
+        """Microseconds of each step once, of those in pieces the share of a rank."""
+        return sum(s.us / (1 if s.whole else self.ranks) for s in self.steps)
 
     def exceeds(self, bound: int) -> tuple[int, int]:
         """By how many bytes the passes exceed a bound: the worst one, and all together."""
         each = [max(0, p.peak - bound) for p in self.passes]
         return max(each, default=0), sum(each)
+
+
+def enter_rooms(plan: PiecePlan, known: KnownPasses, rank: int) -> None:
+    """Note what a rank has of the tensors that are kept: what it makes, and what all of its pieces read.
+    Tensors that change places have room for both."""
+    found: dict[StepMemory, AxisSpan] = {}
+    for p in plan.passes:
+        spans = [(m, m.all.along) for s in p.whole for m in (*s.given, *s.made)]
+        if (own := p.all_of(rank, plan.kept, known)) is not None:
+            spans += [*own.reads.items(), *((m, own.regions[m]) for m in own.wanted)]
+            spans += [(m, NOTHING) for m in p.wanted.memories]
+        for m, span in spans:
+            found[m] = found.get(m, NOTHING).around(span)
+    found |= {m: m.all.along for m in known.handed}
+    pairs = [pair for p in plan.passes for pair in p.over.items()]
+    for new, old in (*pairs, *pairs[::-1]):
+        found[new] = found[old] = found[new].around(found[old])
+    plan.rooms[rank] = {m: span for m, span in found.items() if not m.given and span.size < m.digit}
 
 
 def copied_us(memory: StepMemory, along: AxisSpan) -> float:
@@ -264,9 +340,10 @@ LEAVES = {"end": "part", "sent": "behind"}
 
 @dataclass(slots=True)
 class Held:
-    """Adds up bytes of what is in memory. ``most``: at most so far."""
+    """Adds up bytes of what a rank has in memory. ``most``: at most so far."""
 
     plan: PiecePlan
+    rank: int = 0
     now: int = 0
     most: int = 0
     known: dict[tuple[str, StepMemory], int] = field(default_factory=dict)
@@ -286,10 +363,10 @@ class Held:
             )
             self.most = max(self.most, self.now + aside)
         elif kind in ("whole", "drop"):
-            self._enter("whole", m, m.bytes * (kind == "whole"))
+            self._enter("whole", m, m.part_bytes(self.plan.room(m, self.rank)) * (kind == "whole"))
             self.now -= m.bytes * (m.passed and kind == "drop")
         elif kind == "move":
-            self.known["whole", m] = m.bytes
+            self.known["whole", m] = m.part_bytes(self.plan.room(m, self.rank))
         elif kind in ("arrive", "send"):
             before, behind = ("ahead", "part") if kind == "arrive" else ("part", "behind")
             self.known[behind, m] = self.known.pop((before, m), 0)
@@ -297,7 +374,7 @@ class Held:
             self._enter(LEAVES[kind], m, 0)
         elif kind == "fetch":
             self._enter("ahead", m, m.part_bytes(act.span))
-        elif kind != "write":
+        elif kind not in ("write", "swap"):
             self._enter(kind, m, m.part_bytes(act.span) if act.span.along.size else 0)
             if kind == "part" and ("whole", m) not in self.known:
                 self._enter("tail", m, 0)
@@ -310,10 +387,17 @@ class Held:
 
 
 def acts(
-    plan: PiecePlan, p: PiecePass, pieces: Sequence[Demand], alive: set[StepMemory], ends: bool = True
+    plan: PiecePlan,
+    p: PiecePass,
+    pieces: Sequence[Demand],
+    alive: set[StepMemory],
+    ends: bool = True,
+    rank: int = 0,
 ) -> Iterator[tuple[int, MemoryAct]]:
     """What a pass does, each act with the number of its piece, -1 before the first. ``alive``: what is
-    there, changed to what is there behind it; ``ends``: the last piece is the pass's last."""
+    there, changed to what is there behind it; ``ends``: the last piece is the pass's last; ``rank``: whose
+    pieces these are."""
+    dealt = {m: TensorPart(span) for m, span in plan.rooms[rank].items()} if plan.rooms else {}
     each = [(p.whole, None), *((d.order, d) for d in pieces)]
     touched = [[_touched(s, d, plan.kept) for s in steps] for steps, d in each]
     parts: list[dict[StepMemory, TensorPart]] = [{}]
@@ -326,6 +410,7 @@ def acts(
     for i, (steps, piece) in enumerate(each):
         last = {m: k for k, ms in enumerate(touched[i]) for m in ms}
         own, there = parts[i], set[StepMemory]()
+        all_parts = {**dealt, **own} if dealt else own
         for k, step in enumerate(steps):
             for m in touched[i][k]:
                 if m in own and m not in there:
@@ -335,7 +420,7 @@ def acts(
                 elif m not in own and m not in alive and not m.given:
                     alive.add(m)
                     yield i - 1, MemoryAct("whole", m)
-            yield i - 1, MemoryAct("run", None, NO_PART, step, piece, own)
+            yield i - 1, MemoryAct("run", None, NO_PART, step, piece, all_parts)
             for m in [m for m in touched[i][k] if last[m] == k]:
                 if m not in own and m in going and final[m] == i:
                     alive.discard(m)
@@ -357,6 +442,12 @@ def acts(
         alive -= {old}
         alive |= {m}
         yield len(pieces), MemoryAct("move", m)
+    for m, s in p.dealt if plan.ranks > 1 and ends else ():
+        if plan.last[m] > p.level:
+            if m not in alive:
+                alive.add(m)
+                yield len(pieces), MemoryAct("whole", m)
+            yield len(pieces), MemoryAct("swap", m, NO_PART, s)
     if ends:
         for m in [m for m in alive if plan.last.get(m, -1) <= p.level]:
             alive.discard(m)

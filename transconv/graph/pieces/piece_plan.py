@@ -15,6 +15,10 @@ doubt the one with the least time to compute it again; then tensors change place
 
 Where that does not do, or computes much again, kept tensors may also wait in pinned host memory from the
 pass that makes them on. Then the change is made that costs the least time for each byte that it saves.
+
+Of several ranks each runs as many pieces of a pass, neighbours, and has of a kept tensor what it makes and
+what its pieces read. Behind a pass the ranks exchange what they lack. One plan is for all of them: it is
+looked for with what a rank in the middle has, and then added up for each.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ from dataclasses import replace
 from functools import partial
 from math import inf
 
-from transconv.graph.pieces.demands import Demand, PassResults
+from transconv.graph.pieces.demands import LAUNCH_US, Demand, PassResults
 from transconv.graph.pieces.piece_passes import (
     NO_RESULTS,
     Held,
@@ -33,6 +37,7 @@ from transconv.graph.pieces.piece_passes import (
     PiecePass,
     PiecePlan,
     acts,
+    enter_rooms,
     memories,
     undivided,
 )
@@ -67,16 +72,23 @@ def levels(steps: Sequence[Step], kept: Collection[StepMemory]) -> dict[Step, in
     return found
 
 
-def planned(steps: Sequence[Step], beside: int, bound: int, host: int = 0) -> PiecePlan:
-    """The plan within a bound, or the one that exceeds it least. ``beside``: bytes that are there whatever
-    the steps do; ``host``: those of pinned host memory in which tensors may wait."""
-    whole = undivided(steps)
-    plan = PiecePlan(whole, set(), [PiecePass(0, whole, NO_RESULTS)], {}, beside)
-    known = KnownPasses([m for m in memories(steps) if m.handed])
-    plan.last = _last(plan, known)
-    _enter_starts(plan, _born(plan))
-    if settled(plan, known).peak <= bound:
-        return plan
+def planned(steps: Sequence[Step], beside: int, bound: int, host: int = 0, ranks: int = 1) -> PiecePlan:
+    """The plan within a bound, or the one that exceeds it least; of ``ranks`` the one that takes less, of
+    one where each runs every step whole, and one in pieces. ``beside``: bytes that are there whatever the
+    steps do; ``host``: those of pinned host memory in which tensors may wait."""
+    each = undivided(steps)
+    whole = PiecePlan(each, set(), [PiecePass(0, each, NO_RESULTS)], {}, beside)
+    known = KnownPasses([m for m in memories(steps) if m.handed], ranks)
+    whole.last = _last(whole, known)
+    _enter_starts(whole, _born(whole), known, 0)
+    if settled(whole, known).peak <= bound and ranks == 1:
+        return whole
+    found = whole, _divided(steps, beside, bound, host, known)
+    return min(found, key=lambda p: (max(0, p.peak - bound), p.us))
+
+
+def _divided(steps: Sequence[Step], beside: int, bound: int, host: int, known: KnownPasses) -> PiecePlan:
+    """The same, of plans that are not whole."""
     must = _must(steps)
     level, made = levels(steps, must), dict[StepMemory, int]()
     for s in steps:
@@ -147,12 +159,16 @@ def _within(
 
 def settled(plan: PiecePlan, known: KnownPasses) -> PiecePlan:
     """The plan, with what each pass takes exactly."""
-    for p in plan.passes:
-        assert p.start is not None
-        if (found := known.exact.get(key := p.key)) is None:
-            found = known.exact[key] = _taken(p, plan, p.demands(plan.kept))
-        p.peak = p.start.left + found
-        p.timed(plan.waits)
+    for rank in range(plan.ranks):
+        if plan.ranks > 1:
+            enter_rooms(plan, known, rank)
+            _enter_starts(plan, _born(plan), known, rank)
+        for p in plan.passes:
+            assert p.start is not None
+            if (found := known.exact.get(key := (rank, *p.key))) is None:
+                found = known.exact[key] = _taken(p, plan, p.demands(plan.kept, rank), rank)
+            p.peak = max(p.peak if rank else 0, p.start.left + found)
+            p.timed(plan.waits)
     return plan
 
 
@@ -280,11 +296,12 @@ def laid_out(
         made = [m for s in group if not s.whole for m in s.made if m in kept]
         last_made = [m for m in dict.fromkeys(made) if max(level[s] for s in m.makers) == n]
         wanted = PassResults(tuple(last_made), tuple(s for s in group if s.left))
-        passes.append(PiecePass(n, [s for s in group if s.whole], wanted))
-    plan = PiecePlan(steps, kept, passes, {}, beside)
+        whole = [s for s in group if s.whole]
+        passes.append(PiecePass(n, whole, wanted, known.ranks, ranks=known.ranks))
+    plan = PiecePlan(steps, kept, passes, {}, beside, ranks=known.ranks)
     for p in passes:
         if p.wanted.memories or p.wanted.steps:
-            p.sample = p.demand(0, kept, known)
+            p.sample = p.demand(p.wanted.fullest(known.ranks), kept, known)
         if below < inf:
             p.timed(())
     if below < inf and EDGES * plan.us >= below:
@@ -292,12 +309,16 @@ def laid_out(
     plan.last = _last(plan, known)
     born = _born(plan)
     _enter_buffers(plan, [m for m in born if m in waits], born)
-    whole = {m for p in passes for m in p.wanted.memories}
-    _enter_starts(plan, born)
+    in_pieces = {m for p in passes for m in p.wanted.memories}
+    if known.ranks > 1:
+        enter_rooms(plan, known, known.ranks // 2)
+        for p in passes:
+            p.swapped = _swapped_us(p, plan, known.ranks // 2)
+    _enter_starts(plan, born, known, known.ranks // 2)
     if any(p.start is not None and p.start.there > most for p in passes):
         return None
     for p in sorted(passes, key=lambda p: abs(p.level - near)):
-        over = _over(p, plan, born, whole) if p.sample is not None else {}
+        over = _over(p, plan, born, in_pieces) if p.sample is not None else {}
         _cut(p, plan, over, bound, known)
         if p.peak > most:
             return None
@@ -326,28 +347,40 @@ def _last(plan: PiecePlan, known: KnownPasses) -> dict[StepMemory, int]:
         seen = [m for s in p.whole for m in (*s.given, *s.made)]
         seen += [*p.wanted.memories]
         seen += [m for s in p.wanted.steps for m in s.spaces.values()]
-        seen += [*p.sample.reads] if p.sample is not None else []
+        seen += [*p.demand(0, plan.kept, known, 1).reads] if p.sample is not None else []
         found |= dict.fromkeys(seen, p.level)
     end = len(plan.passes)
     return found | dict.fromkeys(known.handed, end)
 
 
-def _enter_starts(plan: PiecePlan, born: Mapping[StepMemory, int]) -> None:
-    """Note in passes what is there before each."""
+def _swapped_us(p: PiecePass, plan: PiecePlan, rank: int) -> float:
+    """Microseconds of the exchange behind a pass, by the pace of the link to host memory: that between
+    ranks is no slower."""
+    found = 0.0
+    for m, step in p.dealt:
+        if plan.last[m] > p.level:
+            size = plan.room(m, rank).along.size - p.owned(m, step)[rank].size
+            found += m.link_us * size / (m.digit or 1) * (step is None) + LAUNCH_US
+    return found
+
+
+def _enter_starts(plan: PiecePlan, born: Mapping[StepMemory, int], known: KnownPasses, rank: int) -> None:
+    """Note in passes what is there before each, on a rank."""
     count = len(plan.passes)
     more, passed = [0] * (count + 2), [0] * (count + 2)
     for m, n in born.items():
         if m not in plan.waits and n < plan.last[m]:
-            more[n + 1] += m.bytes
-            more[min(plan.last[m], count) + 1] -= m.bytes
+            size = m.part_bytes(plan.room(m, rank))
+            more[n + 1] += size
+            more[min(plan.last[m], count) + 1] -= size
     for m, n in plan.last.items():
         if m.passed:
             passed[n + 1] += m.bytes
     there, gone = plan.beside, 0
     for p in plan.passes:
         there, gone = there + more[p.level], gone + passed[p.level]
-        sample = p.sample
-        seen = {*sample.regions, *sample.reads} if sample is not None else set[StepMemory]()
+        own = p.all_of(rank, plan.kept, known)
+        seen = {*own.regions, *own.reads} if own is not None else set[StepMemory]()
         touched = {m for s in p.whole for m in (*s.given, *s.made)} | seen
         touched |= {m for s in p.wanted.steps for m in s.spaces.values()}
         waits = frozenset(m for m in seen if m in plan.waits)
@@ -355,7 +388,8 @@ def _enter_starts(plan: PiecePlan, born: Mapping[StepMemory, int]) -> None:
             m for m in touched if born.get(m, count) < p.level <= plan.last[m] and m not in plan.waits
         )
         going = frozenset(m for m in touched if plan.last.get(m) == p.level)
-        key = p.wanted, tuple(p.whole), alive, going, frozenset(plan.kept & seen), waits
+        rooms = frozenset((m, s) for m, s in plan.rooms.get(rank, {}).items() if m in touched)
+        key = p.wanted, tuple(p.whole), alive, going, frozenset(plan.kept & seen), waits, rooms
         p.start = PassStart(there, there - gone, alive, waits, key)
 
 
@@ -366,8 +400,8 @@ def _cut(p: PiecePass, plan: PiecePlan, over: InPlace, bound: int, known: KnownP
     key = p.start.there, p.start.left, p.start.key, tuple(over.items())
     found = known.cuts.get(key)
     if found is None:
-        most = min(p.wanted.most, MOST) if p.sample is not None else 1
-        tries = [n for e in range(40) if (n := 1 << e) < most] + [most]
+        most = -(-min(p.wanted.most, MOST * p.ranks) // p.ranks) if p.sample is not None else 1
+        tries = [n * p.ranks for n in (*(1 << e for e in range(most.bit_length()) if 1 << e < most), most)]
         for n in tries:
             for taken in ({}, over) if over else ({},):
                 p.pieces, p.columns, p.over = n, 1, taken
@@ -426,7 +460,7 @@ def _grid(
     best, p.over = 0.0, {}
     most = p.wanted.across.most
     for columns in [n for e in range(1, 40) if (n := 1 << e) < most] + [most]:
-        rows = [n for n in tries if n * columns <= IN_GRID]
+        rows = [n for n in tries if n * columns <= IN_GRID * p.ranks]
         for n in (*rows[-1:], *rows):  # whether any do, and then the fewest
             p.pieces, p.columns = n, columns
             peak, sample = middle()
@@ -448,7 +482,7 @@ def _middle(p: PiecePass, plan: PiecePlan, known: KnownPasses) -> tuple[int, Dem
     assert p.start is not None
     if (found := known.middles.get(key := p.key)) is None:
         pieces = _near_middle(p, plan, known)
-        found = _taken(p, plan, pieces, True), pieces[:2][-1] if pieces else None
+        found = _taken(p, plan, pieces, plan.ranks // 2, True), pieces[:2][-1] if pieces else None
         known.middles[key] = found
     return max(p.start.there, p.start.left + found[0]), found[1]
 
@@ -457,10 +491,11 @@ def _near_middle(p: PiecePass, plan: PiecePlan, known: KnownPasses) -> list[Dema
     """A piece in the middle behind the one before it, and before the next one where that has parts on
     their way; all that there is of few."""
     kept = plan.kept
-    if p.sample is None or p.pieces == 1:
-        pieces = [] if p.sample is None else [p.demand(0, kept, known)]
+    if p.sample is None or p.share == 1:
+        pieces = [] if p.sample is None else [p.demand(p.wanted.fullest(p.pieces), kept, known)]
     else:
         number = max(1, p.wanted.fullest(p.pieces))
+        number += number % p.share == 0  # behind another one of its rank
         pieces = [p.demand(number - 1, kept, known)]
         pieces.append(p.behind(number, kept, pieces[0]))
         if number + 1 < p.pieces and any(
@@ -473,19 +508,22 @@ def _near_middle(p: PiecePass, plan: PiecePlan, known: KnownPasses) -> list[Dema
     return pieces
 
 
-def _taken(p: PiecePass, plan: PiecePlan, pieces: Sequence[Demand], middle: bool = False) -> int:
-    """Bytes that a pass takes at most beyond what is there before it; ``middle``: of the second of these
-    pieces alone, where there are more."""
+def _taken(
+    p: PiecePass, plan: PiecePlan, pieces: Sequence[Demand], rank: int, middle: bool = False
+) -> int:
+    """Bytes that a pass takes at most on a rank beyond what is there before it; ``middle``: of the second
+    of these pieces alone, where there are more."""
     assert p.start is not None
-    held = Held(plan, known={("whole", m): m.bytes for m in p.start.alive})
+    there = {("whole", m): m.part_bytes(plan.room(m, rank)) for m in p.start.alive}
+    held = Held(plan, rank, known=there)
     held.now, held.most = 0, -plan.beside if middle else 0
-    ends = not middle or p.pieces * p.columns <= 2
-    for number, act in acts(plan, p, pieces, {*p.start.alive}, ends):
+    ends = not middle or p.share * p.columns <= 2
+    for number, act in acts(plan, p, pieces, {*p.start.alive}, ends, rank):
         if middle and number > 1:
             break
         most = held.most
         held.do(act)
-        if middle and number == 0 and p.pieces > 2:
+        if middle and number == 0 and p.share > 2:
             held.most = most  # of the piece before nothing counts
     return held.most
 
@@ -520,7 +558,8 @@ def _over(
     free = [m for m in born if m in own] if own else []
     found: InPlace = {}
     for m in [m for m in p.wanted.memories if m not in plan.waits]:
-        old = next((f for f in free if _alike(f, m) and f not in found.values()), None)
+        fits = [f for f in free if plan.room(f, plan.ranks // 2) == plan.room(m, plan.ranks // 2)]
+        old = next((f for f in fits if _alike(f, m) and f not in found.values()), None)
         if old is not None:
             found[m] = old
     return found

@@ -23,6 +23,7 @@ from transconv.graph.pieces.piece_execution import HostLink, PartMemory, PieceRu
 from transconv.graph.pieces.piece_passes import NO_RESULTS, PiecePass, PiecePlan, memories, undivided
 from transconv.graph.pieces.piece_plan import AGAIN, planned
 from transconv.graph.pieces.step_graph import Operand, Step, StepMemory, crossed, steps_of
+from transconv.graph.regions.aot_graphs import is_random
 from transconv.graph.regions.torch_region import (
     address,
     base_of,
@@ -88,6 +89,9 @@ class BoundedGraph:
         backward: bool,
     ) -> BoundedGraph:
         """Of a graph whose sizes are numbers."""
+        if bound.ranks is not None and (drawn := [n.name for n in gm.graph.nodes if draws(n)]):
+            why = f"{drawn[0]} draws random numbers, of which each rank would have others; call the model"
+            raise Unsupported("within:ranks", f"{why} in eval(), or without ranks=")
         told = __version__, torch.__version__, str(target)
         nodes = [(n.op, str(n.target), str(n.args), str(n.meta.get("val"))) for n in gm.graph.nodes]
         key = repr((*told, bound.bytes, bound.over, bound.host, nodes))
@@ -108,7 +112,7 @@ class BoundedGraph:
         return made
 
     def _enter(self, made: RegionPieces | LeftRegion) -> None:
-        said = (DRAWER.get(self.record) or {}).get(made.name)
+        said = None if self.bound.ranks else (DRAWER.get(self.record) or {}).get(made.name)
         if type(said) is int and 0 <= said <= MOST:
             made.aside = said
         self.regions.append(made)
@@ -154,6 +158,11 @@ class BoundedGraph:
         assert found is not None
         self.stays += max(0, found[0] - now - sum(storage_bytes(made).values()))
         taken, region = self.most - others, self.worst
+        if self.bound.ranks is not None:  # of those that know a region, the one that took most counts
+            own = -1 if region is None else self.regions.index(region)
+            beyond = own >= 0 and taken > self.bound.bytes
+            _, taken, own = self.bound.ranks.largest((beyond, taken, own))
+            region = None if own < 0 else self.regions[own]
         self.looks = self.looks - 1 if taken > self.bound.bytes else 0
         if taken > self.bound.bytes and region is not None:
             self.beyond += 1
@@ -163,13 +172,24 @@ class BoundedGraph:
     def keep(self, region: RegionPieces | LeftRegion, taken: int) -> None:
         """Count what a call took beyond what is counted of a region, from now on, and say so."""
         region.aside += taken - region.peak
-        DRAWER.put(self.record, {r.name: r.aside for r in self.regions if r.aside})
+        if self.bound.ranks is None:
+            DRAWER.put(self.record, {r.name: r.aside for r in self.regions if r.aside})
         stats.tell_once(
             f"within {self.record} {self.beyond}",
             f"a call within memory={self.bound.told!r} took {size_text(taken)}, "
             f"{size_text(taken - region.peak)} more than is counted of it, while {region.doing} ran; from "
             "the next call on as much is kept free",
         )
+
+
+def draws(node: torch.fx.Node) -> bool:
+    """Whether an operation draws random numbers: an attention without dropout does not."""
+    if not is_random(node):
+        return False
+    target: Any = node.target
+    names = [a.name for a in target._schema.arguments]
+    given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+    return "dropout_p" not in names or bool(given.get("dropout_p"))
 
 
 def counters(device: torch.device) -> tuple[int, int] | None:
@@ -336,6 +356,8 @@ class RegionPieces:
                 every = replace(self.graph.bound, over="").lengths(shapes)
                 tried = [first + a for a in every if a != first]
         _, found, self.given, self.results, self.compiled = best
+        if self.graph.bound.ranks is not None:
+            self.graph.bound.ranks.compare(found.text)
         if found.peak > self.graph.bound.bytes:
             aside, along = self.graph.workspace + self.aside, f" along {found.axes}" * bool(found.over)
             self.graph.refuse(found.peak, found.beside, aside, found.doing, along)
@@ -343,26 +365,28 @@ class RegionPieces:
         self.graph.bound.plans[id(self)] = found
         device = self.launches.device
         link = self.graph.bound.links.setdefault(device, HostLink(device)) if found.waits else None
-        self.run = PieceRun(found, self.graph.target, device, link=link)
+        ranks = self.graph.bound.ranks
+        self.run = PieceRun(found, self.graph.target, device, link=link, ranks=ranks)
 
     def along(self, over: str, bound: BoundRegion, beside: int) -> PiecePlan:
         """The plan of pieces along an axis, or two. Where the compiled graph stays within the bound, and
-        no kernel of it is divided, it runs as it is."""
+        no kernel of it is divided, it runs as it is; on each of several ranks if it takes less so."""
         steps = self.steps(bound, over)
         each = undivided(steps)
         peak = beside + self.launches.peak + max((s.workspace() for s in each), default=0)
         self.compiled = len(each) == len(self.launches.kernels) and peak <= self.graph.bound.bytes
-        if self.compiled:
-            us = sum(s.us for s in each)
-            found = PiecePlan(each, set(), [PiecePass(0, each, NO_RESULTS, peak=peak, us=us)], {}, beside)
-        else:
-            found = planned(steps, beside, self.graph.bound.bytes, self.host())
+        us, ranks = sum(s.us for s in each), self.graph.bound.count
+        found = PiecePlan(each, set(), [PiecePass(0, each, NO_RESULTS, peak=peak, us=us)], {}, beside)
+        if not self.compiled or ranks > 1:
+            dealt = planned(steps, beside, self.graph.bound.bytes, self.host(), ranks)
+            self.compiled &= dealt.whole
+            found = found if self.compiled else dealt
         found.over = over
         return found
 
     def host(self) -> int:
         """Bytes of host memory in which tensors may wait."""
-        if self.launches.device.type not in ("cpu", "cuda"):
+        if self.launches.device.type not in ("cpu", "cuda") or self.graph.bound.ranks:
             return 0
         return free_host_bytes() // 2 if self.graph.bound.host is None else self.graph.bound.host
 

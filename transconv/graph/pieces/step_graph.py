@@ -552,12 +552,9 @@ def made_with_finishes(step: Step, operands: dict[str, Operand], target: Target)
     (part,) = step.parts
     found = [step]
     for name, left in step.left.items():
-        step.spaces[name] = StepMemory(
-            f"{step.name}.{name}",
-            left.space.shape,
-            left.space.layout.strides() or (),
-            getattr(torch, left.space.dtype.torch),
-        )
+        shape, strides = left.space.shape, left.space.layout.strides() or ()
+        dtype, digit = getattr(torch, left.space.dtype.torch), shape[left.dim] * strides[left.dim]
+        step.spaces[name] = StepMemory(f"{step.name}.{name}", shape, strides, dtype, digit=digit)
     for finish in finishes(part.compute, part.schedule):
         if not any(t.name in step.spaces for t in finish.tensors):
             continue

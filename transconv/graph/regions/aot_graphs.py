@@ -332,9 +332,9 @@ def divided(
     told: set[fx.Node] = set()
     for node in joint.graph.nodes:
         known = all(x in told for x in node.all_input_nodes)
-        if node.op == "call_function" and known and not _random(node):
+        if node.op == "call_function" and known and not is_random(node):
             told.add(node)
-        drawn = any(map(_random, (node, *node.all_input_nodes[:1] * (node.target is operator.getitem))))
+        drawn = any(map(is_random, (node, *node.all_input_nodes[:1] * (node.target is operator.getitem))))
         computed = again and node.op == "call_function" and node.target not in EQUAL and not drawn
         if computed or node in told or node.target in VIEWS or _told_by_place(node, told):
             node.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
@@ -381,7 +381,7 @@ def once(graph: fx.Graph) -> None:
     for node in calls if not writes else ():
         if (
             not isinstance(node.target, torch_internals.OpOverload)
-            or _random(node)
+            or is_random(node)
             or _writes(node)
             or (node.target.namespace not in ("aten", "prims") or memory(node) in {None, *handed})
         ):
@@ -444,6 +444,7 @@ def _told_by_place(node: fx.Node, told: set[fx.Node]) -> bool:
     )
 
 
-def _random(node: fx.Node) -> bool:
+def is_random(node: fx.Node) -> bool:
+    """Whether an operation may draw random numbers."""
     tags: Sequence[Any] = getattr(node.target, "tags", ())
     return torch.Tag.nondeterministic_seeded in tags
