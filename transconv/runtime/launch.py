@@ -30,6 +30,7 @@ from transconv.runtime.first_run_check import Judge, by_samples
 from transconv.runtime.operands import Wanted, check_indices, is_capturing, torch_type
 from transconv.runtime.plans import Plan, PlanStep
 from transconv.support import ProblemError, ScheduleError, StageError, TensorError, Unsupported, knobs
+from transconv.target import GPUS
 
 if TYPE_CHECKING:
     import torch
@@ -320,7 +321,10 @@ def _edges(sizes: Sequence[int]) -> set[tuple[int, int, int]]:
 
 def on_device(device: torch.device) -> AbstractContextManager[object]:
     """The device as the current one, if it is a GPU."""
-    return torch_module().cuda.device(device) if device.type == "cuda" else nullcontext()
+    if device.type not in GPUS:
+        return nullcontext()
+    current: AbstractContextManager[object] = getattr(torch_module(), device.type).device(device)
+    return current
 
 
 Kind = TypeVar("Kind", bound=Plan)

@@ -11,6 +11,7 @@ from transconv.backend_triton import torch_module
 from transconv.compute import Compute, Read, outside
 from transconv.ir import Layout, Tensor
 from transconv.support import TensorError, knobs
+from transconv.target import GPUS
 
 if TYPE_CHECKING:
     import torch
@@ -143,7 +144,7 @@ def check(wanted: Sequence[Wanted], tensors: dict[str, Any], about: Callable[[],
             raise TensorError(
                 f"{want.name}: expected {device}, where {wanted[0].name} is, got {given.device}"
             )
-    if device and device.type != "cuda" and not (device.type == "cpu" and knobs.interpret()):
+    if device and device.type not in GPUS and not (device.type == "cpu" and knobs.interpret()):
         raise TensorError(
             f"{wanted[0].name}: expected a tensor on a GPU, got one on {device}; on the CPU "
             "kernels run in Triton's interpreter alone (TRITON_INTERPRET=1)"

@@ -9,6 +9,7 @@ from transconv.schedule.counts import ahead as ahead
 from transconv.schedule.counts import ahead_bytes as ahead_bytes
 from transconv.schedule.counts import by_tile as by_tile
 from transconv.schedule.counts import chain as chain
+from transconv.schedule.counts import footprint as footprint
 from transconv.schedule.counts import has_quads as has_quads
 from transconv.schedule.counts import k_steps as k_steps
 from transconv.schedule.counts import lanes as lanes

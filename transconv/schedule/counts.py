@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache, wraps
-from math import prod
+from math import lcm, prod
 from typing import Any, TypeVar
 
-from transconv.compute import Compute, axis_strides
+from transconv import ir
+from transconv.compute import Compute, axis_steps, axis_strides
 from transconv.schedule.schedule import Block, Schedule
+from transconv.simplify import simplify
 from transconv.target import Target
 
 Made = TypeVar("Made")
@@ -22,6 +24,7 @@ ROWS = 64
 """Rows of the left side of the smallest asynchronous product."""
 QUAD = 4
 """Bytes of integers that are multiplied at once, on chips that can."""
+SUMS = (ir.Add, ir.Sub, ir.Neg, ir.Mul, ir.Const)
 FEW_ROUNDS = 8  # with more rounds of tiles, idle multiprocessors in the last one matter little
 
 
@@ -169,3 +172,37 @@ def _tiles(blocks: tuple[Block, ...], compute: Compute) -> dict[str, int]:
     for b in blocks:
         found[compute.kind(b.first)] *= -(-prod(map(compute.size, b.axes)) // b.extent)
     return found
+
+
+def footprint(c: Schedule, compute: Compute, view: ir.View) -> tuple[int, ...]:
+    """The extents, along each dimension of a tensor, of the box that holds what one program reads or
+    writes of it in all steps of the sum, with what lies between and around the elements: of 16 rows at
+    stride 2 under a window of 7 there are 37. A coordinate that is no sum of axes may be anywhere."""
+    reach = {x.name: x.size if compute.kind(x.name) == "K" else 1 for x in compute.axes}
+    for b in c.blocks:
+        if compute.kind(b.first) != "K":
+            reach |= _spread(b, compute)
+    axes = {x.var for x in compute.axes}
+    seen = [ir.ViewDim(simplify(dim.coord)) for dim in view.dims]
+    return tuple(
+        1 + sum(abs(step) * (reach[a] - 1) for a, step in axis_steps(dim, compute).items())
+        if all(e in axes or isinstance(e, SUMS) for e in ir.walk(dim.coord))
+        else size
+        for dim, size in zip(seen, view.tensor.shape, strict=True)
+    )
+
+
+def _spread(block: Block, compute: Compute) -> dict[str, int]:
+    """How far apart the coordinates of a tile of fused axes may be along each of them: all that there are
+    where a tile begins in one row, image, and ends in the next one."""
+    found, below = {}, 1
+    total, extent = prod(map(compute.size, block.axes)), block.extent
+    for axis in reversed(block.axes):
+        size = compute.size(axis)
+        if (whole := below * size) % extent and whole < total:
+            found[axis] = size
+        else:  # in rows of so many points tiles begin at as many places
+            starts = range(0, min(total, lcm(extent, below)), extent)
+            found[axis] = max((min(s + extent, total) - 1) // below - s // below + 1 for s in starts)
+        below = whole
+    return {axis: min(n, compute.size(axis)) for axis, n in found.items()}

@@ -18,6 +18,7 @@ from transconv.ir import DType, boolean, f8e4m3, f8e5m2, i8, i32, i64, u8
 from transconv.ir import Tensor as Declared
 from transconv.runtime import Launch, PlanRequest, torch_internals
 from transconv.support import Cache, Unsupported
+from transconv.target import GPUS
 from transconv.torch_ops.calls.lower_call import DTYPES, target_of
 
 Tensor = torch.Tensor
@@ -131,7 +132,7 @@ def refused(
     if device.type == "cpu":
         if settings.cpu != "interpret":
             return "device:cpu"
-    elif device.type != "cuda":
+    elif device.type not in GPUS:
         return f"device:{device.type}"
     for i, t in enumerate(tensors):
         if t.dtype not in (types if i < len(whole) and whole[i] else DTYPES):

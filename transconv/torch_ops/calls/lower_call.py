@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Container, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, lru_cache, partial
 
@@ -40,13 +40,14 @@ from transconv.runtime import (
     PlanRequest,
     first_run_check,
     is_ready,
+    on_device,
     ready,
     rehearsal_thread,
     state,
     torch_internals,
 )
 from transconv.support import ProblemError, ScheduleError, TensorError, TransconvError, Unsupported, knobs
-from transconv.target import TARGETS, Target, detect
+from transconv.target import GPUS, TARGETS, Target, detect
 from transconv.torch_ops import arguments
 from transconv.torch_ops.arguments import Ints, Order, Params
 
@@ -88,7 +89,7 @@ def reasons(
     if device == "cpu":
         if settings.cpu != "interpret":
             found.append("device:cpu")
-    elif device != "cuda":
+    elif device not in GPUS:
         found.append(f"device:{device}")
     if input.dtype not in types:
         found.append(f"dtype:{str(input.dtype).removeprefix('torch.')}")
@@ -222,7 +223,7 @@ def proven(
         return compiled
 
     tensors = {name: t.detach() for name, t in operands.items()}
-    with or_unsupported(compiled.workload.title), _on(next(iter(tensors.values())).device):
+    with or_unsupported(compiled.workload.title), on_device(next(iter(tensors.values())).device):
         return first_run_check.run(compiled, {**tensors, compiled.prop.result: result()})
 
 
@@ -231,7 +232,7 @@ def first_result(question: PlanRequest, device: torch.device) -> None:
     What fails is left to that call."""
     q = question
     if isinstance(q.workload, ConvWorkload) and q.target == target_of(device):
-        with suppress(TransconvError, torch.OutOfMemoryError), _on(device):
+        with suppress(TransconvError, torch.OutOfMemoryError), on_device(device):
             plan = ready(q.workload, q.target, None, q.deterministic, CompiledDirection, q.aligned, "now")
             first_run_check.first_result(plan, device)
 
@@ -268,10 +269,6 @@ def is_loaded(compiled: CompiledDirection, device: torch.device, aligned: bool) 
     return first_run_check.is_trusted(compiled, aligned) and all(
         s.triton.is_loaded(device.index, aligned) for s in compiled.steps
     )
-
-
-def _on(device: torch.device) -> AbstractContextManager[object]:
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 @contextmanager
