@@ -27,10 +27,9 @@ from transconv.runtime import first_run_check
 from transconv.runtime.compilation.async_compile import ready
 from transconv.runtime.compilation.plan_request import PlanRequest
 from transconv.runtime.first_run_check import Judge, by_samples
-from transconv.runtime.operands import Wanted, check_indices, is_capturing, torch_type
+from transconv.runtime.operands import GPUS, Wanted, check_indices, is_capturing, torch_type
 from transconv.runtime.plans import Plan, PlanStep
 from transconv.support import ProblemError, ScheduleError, StageError, TensorError, Unsupported, knobs
-from transconv.target import GPUS
 
 if TYPE_CHECKING:
     import torch

@@ -11,10 +11,12 @@ from transconv.backend_triton import torch_module
 from transconv.compute import Compute, Read, outside
 from transconv.ir import Layout, Tensor
 from transconv.support import TensorError, knobs
-from transconv.target import GPUS
 
 if TYPE_CHECKING:
     import torch
+
+GPUS = ("cuda", "xpu")
+"""The types of torch's devices on which kernels run; those of AMD's GPUs are "cuda", too."""
 
 
 def torch_type(tensor: Tensor) -> Any:

@@ -3,7 +3,6 @@
 In: a name or a device. Out: a Target. Knows: element types and the environment, nothing of computations.
 """
 
-from transconv.target.records import GPUS as GPUS
 from transconv.target.records import L2_GBS as L2_GBS
 from transconv.target.records import TARGETS as TARGETS
 from transconv.target.records import Constants as Constants

@@ -271,8 +271,6 @@ CARDS = {
     "cpu": "interpreter",
 }
 HERE = ("cuda", "gpu", "auto", "native")  # the chip of this machine, as others say it
-GPUS = ("cuda", "xpu")
-"""The types of torch's devices on which kernels run; those of AMD's GPUs are "cuda", too."""
 FORMER = {"xpu": "pvc"}  # a record's name before it had this one
 TOO_OLD = ("sm_70", "sm_72", "sm_75", "v100", "t4")
 

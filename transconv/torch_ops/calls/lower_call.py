@@ -35,6 +35,7 @@ from transconv.ir import DTYPES as ROWS
 from transconv.ir import DType, Layout
 from transconv.runtime import (
     COMPILING,
+    GPUS,
     NEVER,
     Launch,
     PlanRequest,
@@ -47,7 +48,7 @@ from transconv.runtime import (
     torch_internals,
 )
 from transconv.support import ProblemError, ScheduleError, TensorError, TransconvError, Unsupported, knobs
-from transconv.target import GPUS, TARGETS, Target, detect
+from transconv.target import TARGETS, Target, detect
 from transconv.torch_ops import arguments
 from transconv.torch_ops.arguments import Ints, Order, Params
 
@@ -84,13 +85,7 @@ def reasons(
 ) -> list[str]:
     """Every reason for torch that is known without the compiler; empty: there may be a kernel. ``types``:
     those of inputs."""
-    found = []
-    device = input.device.type
-    if device == "cpu":
-        if settings.cpu != "interpret":
-            found.append("device:cpu")
-    elif device not in GPUS:
-        found.append(f"device:{device}")
+    found = [reason] if (reason := why_not_on(input.device)) else []
     if input.dtype not in types:
         found.append(f"dtype:{str(input.dtype).removeprefix('torch.')}")
     for tensor in (input, weight):
@@ -101,6 +96,12 @@ def reasons(
     if input.numel() == 0 or weight.numel() == 0:
         found.append("shape:empty")
     return list(dict.fromkeys(found))
+
+
+def why_not_on(device: torch.device) -> str:
+    """Why no kernel runs on a device; empty if kernels do."""
+    runs = settings.cpu == "interpret" if device.type == "cpu" else device.type in GPUS
+    return "" if runs else f"device:{device.type}"
 
 
 def layout_name(tensor: torch.Tensor) -> str:

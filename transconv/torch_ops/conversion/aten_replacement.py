@@ -14,8 +14,7 @@ from typing import Any
 import torch
 
 from transconv.calls.settings import settings
-from transconv.runtime import torch_internals
-from transconv.target import GPUS
+from transconv.runtime import GPUS, torch_internals
 from transconv.torch_ops import arguments, tensor_subclasses
 from transconv.torch_ops.arguments import is_wide
 from transconv.torch_ops.calls import select_impl
