@@ -155,6 +155,9 @@ def text_pages(compute: Compute, target: Target, words: argparse.Namespace) -> I
                 ]
             )
         yield f"chosen     {made.why}"
+        for t in made.workspaces.values():
+            size = t.layout.span * t.dtype.bytes
+            yield f"warning    {t.name} lies in memory between kernels, {size} bytes"
     if shown not in (None, EMIT.name):
         for w in works:
             yield from w.stages(shown)
