@@ -222,7 +222,7 @@ class ShownStep:
     @property
     def addresses(self) -> str:
         """What its kernel's accesses form and reach, and the box of each tensor that one program does."""
-        boxes = {}
+        boxes: dict[str, None] = {}
         for view in self.compute.views():
             of = " x ".join(f"{d}={n}" for d, n in zip(view.tensor.dims, view.tensor.shape, strict=True))
             box = " x ".join(map(str, footprint(self.schedule, self.compute, view)))
