@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from transconv.backend_triton import Resources, compile_offline
+from transconv.compute import parse
 from transconv.conv import CompiledDirection, ConvProblem, ConvWorkload, Epilogue, Prop, computes
 from transconv.ir import Alloc, find
 from transconv.runtime import build, build_compute, job_of
@@ -81,7 +82,7 @@ def test_in_tritons_interpreter() -> None:
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        ("mb.oh.ow:16 oc:64 | fma | subtiles=2", "only products of loaded elements"),
+        ("mb.oh.ow:16 oc:64 | fma | subtiles=2", "only plain products by the matrix unit"),
         ("oh:4 ow:4 oc:64 ic:16 | mma | a=box b=box | subtiles=2", "a box is a tile whole"),
         ("mb.oh.ow:16 oc:16 ic:16 | mma | subtiles=2", "8 columns each, the matrix unit takes 16 or more"),
         ("mb.oh.ow:16 oc:64 ic:16 | mma | subtiles=3", "subtiles=3"),
@@ -111,3 +112,12 @@ def test_registers_of_a_blackwell() -> None:
         found[chip] = (one.registers, two.registers)
     assert found["sm_100"][1] <= 0.85 * found["sm_100"][0], found
     assert abs(found["sm_90"][1] - found["sm_90"][0]) <= 8, found
+
+
+def test_a_statistic_has_the_tile_whole() -> None:
+    text = (
+        "compute summed\ntensor A f16 [32, 16]\ntensor B f16 [16, 32]\naxes m=32 n=32 k=16\n"
+        "read a = A[m, k]\nread b = B[k, n]\nlet s = sum(a*b; k)\nstore Y[m, n] = s\nstore M[m] sum= s"
+    )
+    with pytest.raises(ScheduleError, match="subtiles=2: only plain products"):
+        build_compute(parse(text), SM90, Schedule.parse("m:32 n:32 k:16 | mma | subtiles=2"))

@@ -172,10 +172,8 @@ def why_not_regs(c: Schedule, compute: Compute, target: Target) -> str | None:
 def why_not_subtiles(c: Schedule, compute: Compute, target: Target) -> str | None:
     if c.subtiles == 1:
         return None
-    if c.unit != "mma" or c.via != "tl" or compute.prologue:
-        return (
-            f"subtiles={c.subtiles}: only products of loaded elements by the matrix unit in tl have them"
-        )
+    if c.unit != "mma" or c.via != "tl" or compute.prologue or compute.statistics:
+        return f"subtiles={c.subtiles}: only plain products by the matrix unit in tl have them"
     if "box" in (c.a, c.b, c.c, c.behind):
         return f"subtiles={c.subtiles}: a box is a tile whole; expected a=gather b=gather c=gather"
     if (columns := tile(c, compute, "N") // c.subtiles) < (least := _least(compute, target)[1]):

@@ -179,9 +179,10 @@ def contract(x: Array, y: Array, summed: list[int], dtype: np.dtype[np.generic])
     rank = x.ndim
     both = [i for i in range(rank) if x.shape[i] > 1 and y.shape[i] > 1]
     inner = [i for i in both if i in summed]
-    # Integers whose sums float64 holds are multiplied exactly in it, which has a fast matmul.
+    # Integers whose sums float64 and the type hold are multiplied exactly in it, which has a fast matmul.
     terms = math.prod(max(x.shape[i], y.shape[i]) for i in summed)
-    small = dtype.kind == "i" and terms * _largest(x) * _largest(y) <= 1 << 53
+    most = min(1 << 53, np.iinfo(dtype).max) if dtype.kind == "i" else 0
+    small = most and terms * _largest(x) * _largest(y) <= most
     work = np.dtype(np.float64) if small else dtype
     x, y = x.astype(work, copy=False), y.astype(work, copy=False)
     lone = tuple(i for i in summed if i not in inner)
