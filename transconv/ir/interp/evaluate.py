@@ -181,7 +181,7 @@ def contract(x: Array, y: Array, summed: list[int], dtype: np.dtype[np.generic])
     inner = [i for i in both if i in summed]
     # Integers whose sums float64 and the type hold are multiplied exactly in it, which has a fast matmul.
     terms = math.prod(max(x.shape[i], y.shape[i]) for i in summed)
-    most = min(1 << 53, np.iinfo(dtype).max) if dtype.kind == "i" else 0
+    most = min(1 << 53, (1 << 8 * dtype.itemsize - 1) - 1) if dtype.kind == "i" else 0
     small = most and terms * _largest(x) * _largest(y) <= most
     work = np.dtype(np.float64) if small else dtype
     x, y = x.astype(work, copy=False), y.astype(work, copy=False)
