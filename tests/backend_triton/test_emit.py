@@ -54,6 +54,13 @@ CASES: dict[str, tuple[str, str, str, str, int]] = {
         "",
         0,
     ),
+    "first_layer": (  # that of MLIR's convolution emitter, with its tile
+        "mb128ic4ih224oc64oh112kh7sh2ph3 dt=f16 tag=nChw4c:oIhw4i:nchw",
+        "fwd",
+        "mb:1 oh:16 ow:16 oc:64 kw.ic:32 | mma | stages=3 warps=8",
+        "",
+        0,
+    ),
     "pointwise_nchw": (
         "mb32ic256ih14oc64oh14kh1 dt=f16",
         "fwd",

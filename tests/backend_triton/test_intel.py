@@ -124,6 +124,21 @@ def test_attributes_leave_spirv_and_barriers_follow_shuffles() -> None:
     assert exchanged and made == struct.pack(f"<{len(expected)}I", *expected)
 
 
+def test_a_help_that_ends_as_an_error_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ocloc of Debian 12 (22.43) prints it, and fails."""
+    script = tmp_path / "ocloc"
+    script.write_text("#!/bin/sh\necho '  <device_type> can be: dg1, dg2, pvc'\nexit 212\n")
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    machine_code.ocloc_devices.cache_clear()
+    try:
+        assert {"dg2", "pvc"} <= machine_code.ocloc_devices()
+        with pytest.raises(RuntimeError, match="ocloc query failed"):
+            machine_code._ocloc("query", "OCL_DRIVER_VERSION")
+    finally:
+        machine_code.ocloc_devices.cache_clear()
+
+
 def test_rows_of_the_chips() -> None:
     assert [t.name for t in CHIPS] == ["pvc", "dg2", "bmg", "lnl"]
     assert Target.parse("xpu") is TARGETS["pvc"]  # its name before there were several

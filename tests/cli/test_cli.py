@@ -419,3 +419,17 @@ def test_pages_of_the_matrix_come_from_the_record_at_once(capsys: Output, tmp_pa
     with pytest.raises(SystemExit) as left:
         main(["matrix", "--page", "/dev/stdout"])
     assert left.value.code == 2 and "is no Markdown file" in capsys.readouterr().err
+
+
+def test_what_no_fusion_removes_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Sums along two axes: one is in memory before the other kernel begins. Of one kernel nothing."""
+    text = (
+        "compute centred\n axes n=64 k=512\n read x = X[n, k]\n let rows = sum(x; k)\n"
+        " let columns = sum(x; {axis})\n store Y[n, k] = x - rows / 512 - columns / 64"
+    )
+    for axis, warned in (("n", True), ("k", False)):
+        file = tmp_path / f"{axis}.txt"
+        file.write_text(text.format(axis=axis))
+        assert main(["show", str(file), "--target", "sm_90"]) == 0
+        said = "warning    rows_kept lies in memory between kernels, 256 bytes" in capsys.readouterr().out
+        assert said is warned

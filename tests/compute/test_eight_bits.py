@@ -3,6 +3,8 @@ integers."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +12,7 @@ import torch
 from transconv import ir
 from transconv.backend_triton.offline_compilation import Resources, compile_offline
 from transconv.compute import parse
+from transconv.functional.calls.torch_operators import by_numpy
 from transconv.runtime import build_compute, job_of
 from transconv.schedule import Schedule, why_not
 from transconv.target import TARGETS
@@ -159,3 +162,60 @@ REDUCED = """compute reduced
 def test_quotients_that_are_reduced_are_exact_too(op: str, held: str, value: str, nearest: bool) -> None:
     source = build_compute(parse(REDUCED.format(held, op, value)), TARGETS["sm_90"]).source
     assert (" divided(" in source or "(divided(" in source) is nearest
+
+
+def wrapped(whole: np.ndarray, bits: int) -> np.ndarray:
+    """What integers of this many bits have of Python's."""
+    end = 1 << (bits - 1)
+    return np.asarray((whole.astype(object) + end) % (2 * end) - end, np.int64)
+
+
+@pytest.mark.parametrize(("bits", "digits"), [(32, 20), (32, 30), (64, 62)])
+def test_every_digit_of_wide_integers_is_known(bits: int, digits: int) -> None:
+    """Of products that f64 does not hold and that wrap, to the last digit: by the answer, by the kernel in
+    both interpreters, and a result that is off by one is found."""
+    kind = f"i{bits}"
+    compute = parse(PRODUCT.format(a=kind, b=kind, c=kind))
+    draw, most = np.random.default_rng(3), 1 << digits
+    case = ComputationCase(compute)
+    case.__dict__["given"] = {
+        n: draw.integers(-most, most, shape) for n, shape in (("A", (40, 96)), ("B", (96, 24)))
+    }
+    whole = case.given["A"].astype(object) @ case.given["B"].astype(object)
+    assert abs(whole).max() > 1 << bits
+    want = wrapped(whole, bits)
+    np.testing.assert_array_equal(case.answers["C"].value, want)
+    plan = build_compute(compute, TARGETS["interpreter"])
+    assert case.launched(plan, "cpu").problem == ""
+    assert case.interpreted(plan.steps[0].kernel).problem == ""
+    assert case.judged({"C": want}).problem == ""
+    assert "expected" in case.judged({"C": want + 1}).problem
+    a, b = (torch.from_numpy(case.given[n]).to(torch_dtype(compute.acc)) for n in "AB")
+    assert torch.equal(by_numpy(str(compute), [a, b])[0], a @ b)
+
+
+OF_WIDE: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
+    "C[m + k] += a*b": lambda a, b: np.array(
+        [np.trace((a * b)[:, ::-1], 39 - i) for i in range(51)], object
+    ),
+    "C[m] = max(a*b; k)": lambda a, b: wrapped(a * b, 64).max(1),
+    "C[m] = sum(a - b; k)": lambda a, b: (a - b).sum(1),
+    "C[m] = prod(b; k)": lambda a, b: b.prod(1),
+}
+
+
+@pytest.mark.parametrize("store", OF_WIDE)
+def test_every_digit_of_what_is_reduced_is_known(store: str) -> None:
+    """Of i64 beyond what f64 holds, which element by element is reduced, or added by many points."""
+    size = 51 if "+=" in store else 12
+    compute = parse(
+        f"compute reduced\ntensor A i64 [12, 40]\ntensor B i64 [12, 40]\ntensor C i64 [{size}]\n"
+        f"axes m=12 k=40\nread a = A[m, k]\nread b = B[m, k]\nstore {store}"
+    )
+    case, draw = ComputationCase(compute), np.random.default_rng(4)
+    case.__dict__["given"] = {n: draw.integers(-1 << 61, 1 << 61, (12, 40)) for n in "AB"}
+    want = wrapped(OF_WIDE[store](*(case.given[n].astype(object) for n in "AB")), 64)
+    np.testing.assert_array_equal(case.answers["C"].value, want)
+    plan = build_compute(compute, TARGETS["interpreter"])
+    assert case.launched(plan, "cpu").problem == ""
+    assert "expected" in case.judged({"C": want - 1}).problem

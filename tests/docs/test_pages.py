@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.shown import ROOT, Block, anew, blocks, commands
-from transconv import ir
+from transconv import ir, passes
 from transconv.__main__ import main
 
 DOCS = ROOT / "docs"
@@ -136,3 +136,20 @@ def test_the_table_of_the_four_stages_is_whole() -> None:
     assert len({name for left, _ in rows for name in re.findall(r"`(\w+)`", left)}) == 27
     nodes = {name for _, right in rows for name in re.findall(r"`([A-Z][a-zA-Z]+)[`(]", right)}
     assert len(nodes) >= 8 and [n for n in nodes if not hasattr(ir, n)] == []
+
+
+ONEDNN = """
+inject_external_var_let merge_slm_buffers inject_prefetch_pipeline inject_slm_reorder inject_send
+lift_buffer_offsets_in_send split_wide_stores lift_alloc lift_send_2d_header_store split_shuffle
+fixup_if_conditions optimize_int64_exprs fix_int32_overflow optimize_alloc_let unroll_loops inject_dp4a
+update_loops_for_unrolling optimize_barrier inject_bank_conflict_attribute verify_buffer_access
+dpasw dpas GRF SLM send sub-group SIMD16 mad dp4a add3 sync.bar
+""".split()
+
+
+def test_the_page_about_onednn_names_every_pass_and_word() -> None:
+    """Theirs, and ours: of each pass of ours there is what it corresponds to, or that nothing does."""
+    page = (DOCS / "onednn.md").read_text("utf-8")
+    assert [word for word in ONEDNN if not re.search(rf"\b{re.escape(word)}\b", page)] == []
+    own = [s.name for s in passes.stages() if s.name not in ("problem", "compute", "schedule", "final")]
+    assert [n for n in own if f"`{n}`" not in page and f"--stage {n}" not in page] == []

@@ -510,3 +510,15 @@ def test_buffers_that_do_not_fit() -> None:
     fails(ir.Seq(()), r"has shape \(7,\), its layout spans 8 elements", T, t=np.zeros(7, "f4"))
     fails(ir.Seq(()), "is float64, f32 is held in float32", T, t=np.zeros(8))
     fails(ir.Seq(()), "no buffer is given for the tensor t", T, u=np.zeros(8, "f4"))
+
+
+@pytest.mark.parametrize(("held", "digits"), [("int8", 6), ("int32", 20), ("int32", 30), ("int64", 62)])
+def test_sums_of_products_of_integers_wrap(held: str, digits: int) -> None:
+    """In the type of the sum, whatever type they are multiplied in."""
+    draw = np.random.default_rng(5)
+    x, y = (draw.integers(-1 << digits, 1 << digits, (7, 300)).astype(held) for _ in "xy")
+    total = np.dtype("int32" if held == "int8" else held)
+    got = contract(x[:, :, None], y.T[None], [1], total)[:, 0]
+    want = x.astype(object) @ y.T.astype(object)
+    end = 1 << (8 * total.itemsize - 1)
+    np.testing.assert_array_equal(got, ((want + end) % (2 * end) - end).astype(total))

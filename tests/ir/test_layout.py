@@ -12,11 +12,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from transconv.errors import LayoutError
-from transconv.ir.dtype import f16, f32, index
+from transconv.ir.dtype import DType, f16, f32, i8, i32, index
 from transconv.ir.expr import Add, Const, Expr, FloorDiv, Mod, Mul, Var
-from transconv.ir.interp.evaluate import offsets_of
+from transconv.ir.interp.evaluate import Evaluator, Memory, offsets_of
 from transconv.ir.layout import Layout, LayoutBlock
-from transconv.ir.tensor import Tensor
+from transconv.ir.tensor import Tensor, View, ViewDim
+from transconv.ir.visit import substitute
 
 
 def offsets(layout: Layout, shape: tuple[int, ...]) -> np.ndarray:
@@ -265,3 +266,93 @@ def test_strided_layouts_of_torch() -> None:
     assert not layout.is_dense
     assert (offsets(layout, (2, 3, 4, 5)).ravel()[:6] == [7, 8, 9, 10, 11, 17]).all()
     assert Layout.parse("strides(1000,100,10,1)+7", f32, (2, 3, 4, 5)) is layout
+
+
+@given(layouts(), st.data())
+def test_a_split_keeps_every_offset(layout: Layout, data: st.DataObject) -> None:
+    at = data.draw(st.integers(0, len(layout.blocks) - 1))
+    size = data.draw(st.integers(1, 6))
+    if layout.blocks[at].size % size:
+        with pytest.raises(LayoutError, match="is divided by"):
+            layout.split(at, size)
+        return
+    made = layout.split(at, size)
+    assert len(made.blocks) == len(layout.blocks) + 1 and made.blocks[at + 1].size == size
+    np.testing.assert_array_equal(offsets(made, layout.extents), offsets(layout, layout.extents))
+
+
+@given(layouts(), st.data())
+def test_a_box_of_a_layout_has_its_offsets(layout: Layout, data: st.DataObject) -> None:
+    """Or is refused because it crosses a block."""
+    start = [data.draw(st.integers(0, max(0, n - 1))) for n in layout.extents]
+    shape = [
+        data.draw(st.integers(min(1, n), n - at)) for n, at in zip(layout.extents, start, strict=True)
+    ]
+    where = tuple(slice(at, at + n) for at, n in zip(start, shape, strict=True))
+    try:
+        made = layout.sub(start, shape)
+    except LayoutError as error:
+        assert "crosses a block" in str(error) and layout.strides() is None
+        return
+    np.testing.assert_array_equal(offsets(made, tuple(shape)), offsets(layout, layout.extents)[where])
+
+
+def test_boxes_of_a_blocked_layout() -> None:
+    """Whole blocks and parts of one block are boxes; what ends in the next block is none."""
+    layout = Layout.parse("nChw16c", f16, (2, 48, 5, 6))
+    assert str(layout.sub((1, 16, 0, 2), (1, 32, 5, 3))) == "1a@1440 2b@480 5c@96 3d@16 16b@1+1952"
+    assert str(layout.sub((0, 20, 1, 0), (2, 8, 2, 6))) == "2a@1440 1b@480 2c@96 6d@16 8b@1+580"
+    for start, channels in ((8, 16), (0, 24), (40, 16)):
+        with pytest.raises(LayoutError, match="crosses a block of"):
+            layout.sub((0, start, 0, 0), (2, channels, 5, 6))
+
+
+@pytest.mark.parametrize(
+    ("tag", "shape"), [("nhwc", (2, 8, 3, 4)), ("nChw16c", (2, 32, 3, 4)), ("nchw", (2, 8, 3, 4))]
+)
+@pytest.mark.parametrize(("narrow", "wide"), [(i8, i32), (f16, f32), (i8, f16)])
+def test_another_type_of_the_same_memory(
+    tag: str, shape: tuple[int, ...], narrow: DType, wide: DType
+) -> None:
+    """Every byte lies where it did: an element of a wide type begins where its first narrow one does."""
+    few = Layout.parse(tag, narrow, shape)
+    many = few.reinterpret(wide)
+    n = wide.bytes // narrow.bytes
+    dim = next(b.dim for b in few.blocks[::-1] if b.stride == 1)
+    first = tuple(slice(None, None, n if d == dim else 1) for d in range(len(shape)))
+    got = offsets(many, tuple(size // n if d == dim else size for d, size in enumerate(shape)))
+    np.testing.assert_array_equal(got * n, offsets(few, shape)[first])
+    assert many.dtype is wide and many.span * n == few.span
+    np.testing.assert_array_equal(offsets(many.reinterpret(narrow), shape), offsets(few, shape))
+
+
+def test_types_that_no_memory_has() -> None:
+    with pytest.raises(LayoutError, match="is divided by 4, not a divisor"):
+        Layout.parse("nhwc", i8, (1, 6, 2, 2)).reinterpret(i32)
+    with pytest.raises(LayoutError, match="not all strides are multiples of 2 elements"):
+        Layout.parse("4a@9 8b@1", f16).reinterpret(f32)
+    with pytest.raises(LayoutError, match="not all strides are multiples of 4 elements"):
+        Layout.parse("4a@8 8b@1+2", i8).reinterpret(i32)
+    with pytest.raises(LayoutError, match="no two elements are neighbours"):
+        Layout.parse("4a@16 8b@2", i8).reinterpret(i32)
+
+
+def test_a_tensor_at_an_offset_is_a_view() -> None:
+    """32x32x1x1 elements at [mb_idx, ic_idx, 0, 0] of N x C x H x W: coordinates that begin there. So is a
+    part of a view: its own positions replaced."""
+    src = Tensor(
+        "src", ("mb", "ic", "ih", "iw"), (64, 128, 7, 7), Layout.parse("NChw32n32c", f16, (64, 128, 7, 7))
+    )
+    at = [Var("mb_idx"), Var("ic_idx"), Const(0), Const(0)]
+    own = [Var(n) for n in src.dims]
+    part = View(src, tuple(ViewDim(a + b) for a, b in zip(at, own, strict=True)))
+    assert str(part) == "src[mb = (mb_idx + mb), ic = (ic_idx + ic), ih = (0 + ih), iw = (0 + iw)]"
+    tile = substitute(part, {at[0]: Const(32), at[1]: Var("ic_blk") * 32})
+    assert isinstance(tile, View)
+    run = Evaluator(Memory({}), {}, 4)
+    run.env.update(
+        {v: run.along(d, np.arange(n)) for d, (v, n) in enumerate(zip(own, (32, 32, 1, 1), strict=True))}
+    )
+    run.env[Var("ic_blk")] = np.full((1, 1, 1, 1), 3)
+    box = src.layout.sub((32, 96, 0, 0), (32, 32, 1, 1))
+    np.testing.assert_array_equal(run.compute(tile.offset()), offsets(box, (32, 32, 1, 1)))

@@ -15,7 +15,7 @@ from transconv.conv import ConvProblem, ConvWorkload, Epilogue, LayerRegistry, P
 from transconv.ir import Kernel, readable
 from transconv.passes import EMIT, PROBLEM, SCHEDULE, TOGETHER, Form, forms, lower, stages, told_addresses
 from transconv.runtime import PlanStep, build_compute, header, kernel_name, plan_steps
-from transconv.schedule import Block, Schedule, Scheduled, told, why_not, words
+from transconv.schedule import Block, Schedule, Scheduled, footprint, told, why_not, words
 from transconv.selection import choice
 from transconv.selection.proposals import heuristics
 from transconv.support import ScheduleError, nearest
@@ -155,6 +155,9 @@ def text_pages(compute: Compute, target: Target, words: argparse.Namespace) -> I
                 ]
             )
         yield f"chosen     {made.why}"
+        for t in made.workspaces.values():
+            size = t.layout.span * t.dtype.bytes
+            yield f"warning    {t.name} lies in memory between kernels, {size} bytes"
     if shown not in (None, EMIT.name):
         for w in works:
             yield from w.stages(shown)
@@ -218,8 +221,19 @@ class ShownStep:
 
     @property
     def addresses(self) -> str:
-        """What its kernel's accesses form and reach."""
-        return told_addresses(self.lowered()[-1][1])
+        """What its kernel's accesses form and reach, and the box of each tensor that one program does."""
+        boxes: dict[str, None] = {}
+        for view in self.compute.views():
+            of = " x ".join(f"{d}={n}" for d, n in zip(view.tensor.dims, view.tensor.shape, strict=True))
+            box = " x ".join(map(str, footprint(self.schedule, self.compute, view)))
+            boxes[f"    {view.tensor.name:<12} {box or '1'} of {of or '1'}"] = None
+        return "\n".join(
+            [
+                told_addresses(self.lowered()[-1][1]),
+                "footprint  of one program, with what lies between and around the elements",
+                *boxes,
+            ]
+        )
 
     def title(self, stage: str) -> str:
         spent = f"  ({self.seconds[stage] * 1e3:.0f} ms)" if stage in self.seconds else ""

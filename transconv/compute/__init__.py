@@ -50,6 +50,7 @@ from transconv.compute.error_bounds import rounds_once as rounds_once
 from transconv.compute.error_bounds import share_of as share_of
 from transconv.compute.evaluation import Answer as Answer
 from transconv.compute.evaluation import execute as execute
+from transconv.compute.evaluation import held_in as held_in
 from transconv.compute.evaluation import outside as outside
 from transconv.compute.expressions import COORDINATES as COORDINATES
 from transconv.compute.kernel_split import kernels as kernels

@@ -1,4 +1,5 @@
-"""The reference semantics of a computation: it is executed in NumPy, in f64, step by step.
+"""The reference semantics of a computation: it is executed in NumPy, step by step, floats in f64 and
+integers in i64, which wraps as theirs does.
 
 Every value is an array with one axis for each axis of the computation, of size 1 along those that it does
 not depend on. A sum of products is one matrix product. This module uses nothing of schedules or kernels,
@@ -29,8 +30,8 @@ LARGEST = 1 << 24  # the most points that are evaluated at once
 
 @dataclass(frozen=True)
 class Answer:
-    """A stored tensor: its elements in f64, and the allowed error of each before it is rounded to the
-    tensor's type. Both have the tensor's logical shape."""
+    """A stored tensor: its elements in f64 (i64 in i64), and the allowed error of each before it is
+    rounded to the tensor's type. Both have the tensor's logical shape."""
 
     value: ir.Array
     error: ir.Array
@@ -43,22 +44,30 @@ def execute(
     before: Mapping[str, ir.Array] | None = None,
 ) -> dict[str, Answer]:
     """The stored tensors, by name; ``given``: the tensors that are read, in logical shapes. Elements that
-    no step stores are as ``before``, in logical shapes, or NaN. ``share``: the error of a sum as a
-    fraction of the sum of its absolute terms; with 0 all errors are 0."""
-    stored = {w.view.tensor.name: w.view.tensor.shape for w in compute.writes}
-    made = {
-        name: Answer(
-            np.full(shape, np.nan) if before is None else np.array(before[name], np.float64),
-            np.zeros(shape),
+    no step stores are as ``before``, in logical shapes, or NaN (of i64 the least number). ``share``: the
+    error of a sum as a fraction of the sum of its absolute terms; with 0 all errors are 0."""
+    made = {}
+    for t in dict.fromkeys(w.view.tensor for w in compute.writes):
+        start = _nothing(t.dtype) if before is None else before[t.name]
+        made[t.name] = Answer(
+            np.array(np.broadcast_to(start, t.shape), held_in(t.dtype)), np.zeros(t.shape)
         )
-        for name, shape in stored.items()
-    }
-    shared = {t: Gathered(w.op, t.shape) for w in compute.writes if w.op for t in [w.view.tensor]}
+    shared = {t: Gathered(w.op, t.shape, t.dtype) for w in compute.writes if w.op for t in [w.view.tensor]}
     for part in _parts(compute):
         StepEvaluator(compute, given, part, share).into(made, shared)
     for tensor, found in shared.items():
         made[tensor.name] = Answer(found.value(), found.error(share))
     return made
+
+
+def held_in(dtype: ir.DType) -> type[np.generic]:
+    """The type of NumPy in which stored elements are known exactly."""
+    return np.int64 if dtype is ir.i64 else np.float64
+
+
+def _nothing(dtype: ir.DType) -> np.generic:
+    """What stands where nothing is stored."""
+    return np.int64(dtype.limits[0]) if dtype is ir.i64 else np.float64(np.nan)
 
 
 def outside(compute: Compute, given: Mapping[str, ir.Array]) -> str | None:
@@ -225,8 +234,8 @@ class StepEvaluator:
 
     def read(self, step: Read) -> ir.Array:
         coords, mask = self.place(step.view)
-        beyond = held_constant(step.fill, step.view.tensor.dtype)
-        return np.where(mask, self.elements(step.view.tensor, coords), beyond)
+        found = self.elements(step.view.tensor, coords)
+        return np.where(mask, found, found.dtype.type(held_constant(step.fill, step.view.tensor.dtype)))
 
     def elements(self, tensor: ir.Tensor, coords: tuple[ir.Array, ...]) -> ir.Array:
         """Elements of a given tensor, as f64 or int64."""
@@ -239,7 +248,7 @@ class StepEvaluator:
         if self.compute.factors is not None:
             a, b = (self.at.env[_wide(r.var)] for r in self.compute.factors)
             times = prod(self.sizes[i] for i in axes if a.shape[i] == b.shape[i] == 1)
-            found = contract(a, b, list(axes), np.dtype(np.float64))
+            found = contract(a, b, list(axes), np.result_type(a, b))
             found = found * times if times else np.zeros(found.shape)  # neither factor has these axes
             return found, self.product(a, b, list(axes)) * times if self.share else None
         terms = self.value(step.value)
@@ -330,11 +339,13 @@ class Gathered:
     there are as far as needed the ``count`` of points, ``sum``, sum of ``squares``, ``extreme`` and
     ``size``, the sum of absolute values, and of the values' errors the sum, sum of squares and maximum."""
 
-    def __init__(self, op: str, shape: tuple[int, ...]) -> None:
-        self.op = op
+    def __init__(self, op: str, shape: tuple[int, ...], dtype: ir.DType) -> None:
+        self.op, self.nothing = op, _nothing(dtype)
         # With one dim more: of a tensor without dims each point would otherwise be every point's place.
-        self.every = {name: np.zeros((1, *shape)) for name in NEEDS[op]}
-        self.most = np.full((1, *shape), -np.inf if op == "max" else np.inf)
+        held = {"sum": held_in(dtype)}
+        self.every = {name: np.zeros((1, *shape), held.get(name, np.float64)) for name in NEEDS[op]}
+        ends = dtype.limits if dtype is ir.i64 else (-np.inf, np.inf)
+        self.most = np.full((1, *shape), ends[op != "max"], held_in(dtype))
 
     def add(self, where: tuple[ir.Array, ...], value: ir.Array, error: ir.Array) -> None:
         """Add points, each to its place."""
@@ -351,14 +362,14 @@ class Gathered:
         return {name: found[0] for name, found in self.every.items()}
 
     def value(self) -> ir.Array:
-        """The reduction of each place; NaN where there are no points, of what is added 0."""
+        """The reduction of each place; where there are no points nothing, of what is added 0."""
         if self.op == "add":
             return self.held["sum"]
         count = self.held["count"]
         found = self.held["sum"] if self.op == "sum" else self.most[0]
         if self.op == "squares":
             found = self.held["squares"] - self.held["sum"] ** 2 / np.maximum(count, 1.0)
-        return np.where(count > 0, found, np.nan)
+        return np.where(count > 0, found, self.nothing)
 
     def error(self, share: float) -> ir.Array:
         """The error of each place; ``share``: that of a sum, as a fraction of its absolute terms."""

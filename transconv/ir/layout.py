@@ -21,6 +21,7 @@ import functools
 import math
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from transconv.ir.dtype import DType
 from transconv.ir.expr import ZERO, Expr, Like, as_expr
@@ -411,6 +412,53 @@ class Layout(Node):
         if any(len(blocks) != 1 for blocks in per_dim):
             return None
         return tuple(blocks[0].stride for blocks in per_dim)
+
+    def split(self, at: int, size: int) -> Layout:
+        """The same positions, block ``at`` divided in two, of which the inner one has this size. Raises
+        LayoutError unless the block is a multiple of it."""
+        b = self.blocks[at]
+        if size < 1 or b.size % size:
+            raise LayoutError(f"layout '{self}': a block of {b.size} is divided by {size}, not a divisor")
+        two = LayoutBlock(b.dim, b.size // size, b.stride * size), LayoutBlock(b.dim, size, b.stride)
+        return replace(self, blocks=(*self.blocks[:at], *two, *self.blocks[at + 1 :]))
+
+    def sub(self, start: Sequence[int], shape: Sequence[int]) -> Layout:
+        """The layout of a box of this array, of a shape and from a coordinate on. Raises LayoutError for
+        one that begins or ends within a block and does not lie in it alone."""
+        starts, left, blocks, offset = [*start], [*shape], [], self.offset
+        for place, b in reversed([*enumerate(self.blocks)]):
+            at, size, most = starts[b.dim], left[b.dim], max(1, b.size)
+            outermost = all(x.dim != b.dim for x in self.blocks[:place])
+            whole = not outermost and at % most == size % most == 0
+            first, extent = (0, b.size) if whole else (at if outermost else at % most, size)
+            if first < 0 or first + extent > b.size:
+                box = f"the box of {tuple(shape)} at {tuple(start)}"
+                raise LayoutError(f"layout '{self}': {box} crosses a block of {b.size}")
+            blocks.append(LayoutBlock(b.dim, extent, b.stride))
+            offset += first * b.stride
+            starts[b.dim], left[b.dim] = at // most, size // most if whole else 1
+        return replace(self, blocks=tuple(reversed(blocks)), offset=offset)
+
+    def reinterpret(self, dtype: DType) -> Layout:
+        """The same memory as elements of a wider type, of which each is several neighbours, or of a
+        narrower one: each element is several, which are neighbours in its dimension. Raises LayoutError
+        where elements are no neighbours, or not as many as a multiple."""
+        few, many = sorted((dtype.bits, self.dtype.bits))
+        n, wide = many // few, dtype.bits > self.dtype.bits
+        least = 1 + wide  # of a wide type several are one
+        near = [i for i, b in enumerate(self.blocks) if b.stride == 1 and b.size >= least]
+        if not near:
+            raise LayoutError(f"layout '{self}': no two elements are neighbours")
+        if not wide:
+            blocks = [replace(b, stride=b.stride * n) for b in self.blocks]
+            blocks.insert(near[-1] + 1, LayoutBlock(self.blocks[near[-1]].dim, n, 1))
+            return Layout(dtype, self.ndims, tuple(blocks), self.offset * n)
+        made = self.split(near[-1], n)
+        kept = [b for i, b in enumerate(made.blocks) if i != near[-1] + 1]
+        if any(b.stride % n for b in kept) or self.offset % n:
+            raise LayoutError(f"layout '{self}': not all strides are multiples of {n} elements")
+        blocks = [replace(b, stride=b.stride // n) for b in kept]
+        return Layout(dtype, self.ndims, tuple(blocks), self.offset // n)
 
     def offset_of(self, coords: Sequence[Like]) -> Expr:
         """The offset of a coordinate (one entry per dimension), in elements."""

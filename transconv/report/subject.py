@@ -85,6 +85,7 @@ MORE = {
     "order": (),
     "programs": (0,),
     "regs": (),
+    "subtiles": (),
 }
 PACKS = ("", "a", "b", "c", "a.b", "a.b.c")
 

@@ -50,6 +50,7 @@ from transconv.runtime.launch import Spaces as Spaces
 from transconv.runtime.launch import WeightPrepack as WeightPrepack
 from transconv.runtime.launch import apart as apart
 from transconv.runtime.launch import on_device as on_device
+from transconv.runtime.operands import GPUS as GPUS
 from transconv.runtime.operands import Wanted as Wanted
 from transconv.runtime.operands import is_capturing as is_capturing
 from transconv.runtime.plans import Plan as Plan

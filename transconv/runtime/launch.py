@@ -27,7 +27,7 @@ from transconv.runtime import first_run_check
 from transconv.runtime.compilation.async_compile import ready
 from transconv.runtime.compilation.plan_request import PlanRequest
 from transconv.runtime.first_run_check import Judge, by_samples
-from transconv.runtime.operands import Wanted, check_indices, is_capturing, torch_type
+from transconv.runtime.operands import GPUS, Wanted, check_indices, is_capturing, torch_type
 from transconv.runtime.plans import Plan, PlanStep
 from transconv.support import ProblemError, ScheduleError, StageError, TensorError, Unsupported, knobs
 
@@ -320,7 +320,10 @@ def _edges(sizes: Sequence[int]) -> set[tuple[int, int, int]]:
 
 def on_device(device: torch.device) -> AbstractContextManager[object]:
     """The device as the current one, if it is a GPU."""
-    return torch_module().cuda.device(device) if device.type == "cuda" else nullcontext()
+    if device.type not in GPUS:
+        return nullcontext()
+    current: AbstractContextManager[object] = getattr(torch_module(), device.type).device(device)
+    return current
 
 
 Kind = TypeVar("Kind", bound=Plan)

@@ -15,6 +15,9 @@ from transconv.support import TensorError, knobs
 if TYPE_CHECKING:
     import torch
 
+GPUS = ("cuda", "xpu")
+"""The types of torch's devices on which kernels run; those of AMD's GPUs are "cuda", too."""
+
 
 def torch_type(tensor: Tensor) -> Any:
     """torch's dtype of a tensor's elements."""
@@ -143,7 +146,7 @@ def check(wanted: Sequence[Wanted], tensors: dict[str, Any], about: Callable[[],
             raise TensorError(
                 f"{want.name}: expected {device}, where {wanted[0].name} is, got {given.device}"
             )
-    if device and device.type != "cuda" and not (device.type == "cpu" and knobs.interpret()):
+    if device and device.type not in GPUS and not (device.type == "cpu" and knobs.interpret()):
         raise TensorError(
             f"{wanted[0].name}: expected a tensor on a GPU, got one on {device}; on the CPU "
             "kernels run in Triton's interpreter alone (TRITON_INTERPRET=1)"

@@ -12,6 +12,7 @@ from transconv.schedule.counts import ahead_bytes as ahead_bytes
 from transconv.schedule.counts import aligned as aligned
 from transconv.schedule.counts import by_tile as by_tile
 from transconv.schedule.counts import chain as chain
+from transconv.schedule.counts import footprint as footprint
 from transconv.schedule.counts import has_quads as has_quads
 from transconv.schedule.counts import holds_rows as holds_rows
 from transconv.schedule.counts import k_steps as k_steps

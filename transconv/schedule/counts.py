@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import lru_cache, wraps
-from math import gcd, prod
+from math import gcd, lcm, prod
 from typing import Any, TypeVar
 
-from transconv.compute import Compute, Write, axis_facts, axis_strides
-from transconv.ir import View, free_vars
+from transconv import ir
+from transconv.compute import Compute, Write, axis_facts, axis_steps, axis_strides
 from transconv.schedule.schedule import Block, Schedule
 from transconv.simplify import multiple_of, simplify
 from transconv.target import Target
@@ -26,6 +26,7 @@ QUAD = 4
 """Bytes of integers that are multiplied at once, on chips that can."""
 LONGEST = 64
 """Steps of a sum that are written out at most: a longer one stays a loop."""
+SUMS = (ir.Add, ir.Sub, ir.Neg, ir.Mul, ir.Const)
 FEW_ROUNDS = 8  # with more rounds of tiles, idle multiprocessors in the last one matter little
 
 
@@ -189,7 +190,7 @@ WIDEST = 1 << 10
 
 
 @lru_cache(maxsize=512)
-def aligned(view: View, row: tuple[str, ...], compute: Compute) -> int:
+def aligned(view: ir.View, row: tuple[str, ...], compute: Compute) -> int:
     """The alignment of all rows of the tensor along these axes: elements, a power of two."""
     steps = [
         s
@@ -200,9 +201,43 @@ def aligned(view: View, row: tuple[str, ...], compute: Compute) -> int:
     return common & -common
 
 
-def steps_of_any_size(view: View, row: tuple[str, ...], compute: Compute) -> Iterator[int]:
+def steps_of_any_size(view: ir.View, row: tuple[str, ...], compute: Compute) -> Iterator[int]:
     """What the strides of dimensions that other axes move along are known to be multiples of, where these
     strides are sizes that are arguments."""
     for seen, step in zip(view.dims, view.tensor.steps if view.tensor.extents else (), strict=False):
-        if free_vars(step) and not {v.name for v in free_vars(seen.coord)} <= {*row}:
+        if ir.free_vars(step) and not {v.name for v in ir.free_vars(seen.coord)} <= {*row}:
             yield multiple_of(simplify(step), axis_facts(compute))
+
+
+def footprint(c: Schedule, compute: Compute, view: ir.View) -> tuple[int, ...]:
+    """The extents, along each dimension of a tensor, of the box that holds what one program reads or
+    writes of it in all steps of the sum, with what lies between and around the elements: of 16 rows at
+    stride 2 under a window of 7 there are 37. A coordinate that is no sum of axes may be anywhere."""
+    reach = {x.name: x.size if compute.kind(x.name) == "K" else 1 for x in compute.axes}
+    for b in c.blocks:
+        if compute.kind(b.first) != "K":
+            reach |= _spread(b, compute)
+    axes = {x.var for x in compute.axes}
+    seen = [ir.ViewDim(simplify(dim.coord)) for dim in view.dims]
+    return tuple(
+        1 + sum(abs(step) * (reach[a] - 1) for a, step in axis_steps(dim, compute).items())
+        if all(e in axes or isinstance(e, SUMS) for e in ir.walk(dim.coord))
+        else size
+        for dim, size in zip(seen, view.tensor.shape, strict=True)
+    )
+
+
+def _spread(block: Block, compute: Compute) -> dict[str, int]:
+    """How far apart the coordinates of a tile of fused axes may be along each of them: all that there are
+    where a tile begins in one row, image, and ends in the next one."""
+    found, below = {}, 1
+    total, extent = prod(map(compute.size, block.axes)), block.extent
+    for axis in reversed(block.axes):
+        size = compute.size(axis)
+        if (whole := below * size) % extent and whole < total:
+            found[axis] = size
+        else:  # in rows of so many points tiles begin at as many places
+            starts = range(0, min(total, lcm(extent, below)), extent)
+            found[axis] = max((min(s + extent, total) - 1) // below - s // below + 1 for s in starts)
+        below = whole
+    return {axis: min(n, compute.size(axis)) for axis, n in found.items()}

@@ -517,6 +517,7 @@ ASKED: tuple[Rule, ...] = (
     rules.why_not_late,
     rules.why_not_regs,
     rules.why_not_matrix_unit,
+    rules.why_not_subtiles,
     rules.why_not_slide,
     _fits,
     rules.why_not_reduce,

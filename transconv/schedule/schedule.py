@@ -86,6 +86,7 @@ class Schedule(_Hashed):
     programs: int = _DEFAULTS["programs"]
     unroll: int = _DEFAULTS["unroll"]
     regs: str = _DEFAULTS["regs"]
+    subtiles: int = _DEFAULTS["subtiles"]
     late: int = _DEFAULTS["late"]
     consumers: int = _DEFAULTS["consumers"]
     transposers: int = _DEFAULTS["transposers"]

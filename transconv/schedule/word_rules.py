@@ -168,6 +168,18 @@ def why_not_regs(c: Schedule, compute: Compute, target: Target) -> str | None:
     return None
 
 
+def why_not_subtiles(c: Schedule, compute: Compute, target: Target) -> str | None:
+    if c.subtiles == 1:
+        return None
+    if c.unit != "mma" or c.via != "tl" or compute.prologue or compute.statistics:
+        return f"subtiles={c.subtiles}: only plain products by the matrix unit in tl have them"
+    if "box" in (c.a, c.b, c.c, c.behind):
+        return f"subtiles={c.subtiles}: a box is a tile whole; expected a=gather b=gather c=gather"
+    if (columns := tile(c, compute, "N") // c.subtiles) < (least := _least(compute, target)[1]):
+        return f"subtiles={c.subtiles}: {columns} columns each, the matrix unit takes {least} or more"
+    return None
+
+
 def why_not_matrix_unit(c: Schedule, compute: Compute, target: Target) -> str | None:
     return None if c.unit != "mma" else _why_not_tile(c.blocks, compute, target) or None
 

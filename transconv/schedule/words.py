@@ -316,6 +316,14 @@ WORDS: tuple[Word, ...] = (
         draw=_some_axes,
     ),
     Word(
+        "subtiles",
+        1,
+        "Divides the columns of a tile into this many products for each step, which share the loaded rows "
+        "and have an accumulator each (`mma`, `tl`).",
+        (1, 2, 4, 8),
+        draw=(),
+    ),
+    Word(
         "late",
         0,
         "1 keeps one partial sum per lane and reduces across lanes after the last step, or "

@@ -210,7 +210,7 @@ class ComputationCase(Case):
         plan.check(given)
         plan.run(dict(given))  # some indices are out of bounds on purpose; run unchecked
         found = self.judged(
-            {name: tensors[name].view.double().cpu().numpy() for name in self.answers}, launched=True
+            {name: _held(tensors[name].view).cpu().numpy() for name in self.answers}, launched=True
         )
         outside = strayed(tensors, self.answers, {s.zero.name for s in plan.steps if s.zero is not None})
         return replace(found, problem="; ".join(filter(None, [found.problem, *outside])))
@@ -223,7 +223,7 @@ class ComputationCase(Case):
             want, bound = self._bound(answer, tensor, launched)
             same = (want == got[name]) | (np.isnan(want) & np.isnan(got[name]))
             with np.errstate(invalid="ignore"):  # infinities, of which only like ones are equal
-                apart = np.where(same, 0.0, np.abs(got[name] - want))
+                apart = np.where(same, 0.0, np.abs((got[name] - want).astype(np.float64)))
             apart = np.where(np.isnan(apart), np.inf, apart)
             worst = max(worst, float(apart.max(initial=0.0)))
             if (bad := apart > bound).any():
@@ -268,7 +268,7 @@ class ComputationCase(Case):
 
     def _bound(self, answer: Answer, tensor: ir.Tensor, launched: bool) -> tuple[ir.Array, ir.Array]:
         """The answer in the tensor's type, and how far from it a result may be."""
-        want = torch.from_numpy(answer.value).to(torch_dtype(tensor.dtype)).double().numpy()
+        want = _held(torch.from_numpy(answer.value).to(torch_dtype(tensor.dtype))).numpy()
         want = np.where(np.isnan(answer.value), unset(tensor.dtype), want)
         if self.data == "exact" and self.is_exact:
             return want, np.zeros_like(want)
@@ -317,9 +317,8 @@ class ComputationCase(Case):
         # A result that no kernel stores is in its copy: what would have added parts to it is not run.
         copies = {t.copy_of: t for t in seen.values() if t.copy_of}
         lies = {n: held[n] if n in seen else copies.get(n, held[n]) for n in self.answers}
-        return self.judged(
-            {n: done.buffers[t.name][ir.offsets_of(t)].astype(np.float64) for n, t in lies.items()}
-        )
+        stored = {n: torch.from_numpy(done.buffers[t.name][ir.offsets_of(t)]) for n, t in lies.items()}
+        return self.judged({n: _held(t).numpy() for n, t in stored.items()})
 
 
 def after_every_pass(
@@ -361,6 +360,11 @@ def indexed(compute: Compute, tensor: ir.Tensor) -> list[int]:
         for d, n in zip(view.dims, view.tensor.shape, strict=True)
         if read & ir.free_vars(d.coord)
     ]
+
+
+def _held(values: torch.Tensor) -> torch.Tensor:
+    """The same numbers in f64, those of i64 as they are."""
+    return values if values.dtype is torch.int64 else values.double()
 
 
 def as_memory_has_it(tensor: ir.Tensor, values: ir.Array) -> ir.Array:

@@ -110,6 +110,12 @@ CASES: dict[str, MatrixCase] = {
             "mb16ic3ih224oc64oh112kh7sh2ph3 dt=f16 tag=nhwc",
             {Prop.FWD: "mb.oh.ow:128 oc:64 kw.ic:32 | mma | stages=3 warps=4"},
         ),
+        MatrixCase(  # of MLIR's convolution emitter, N(C/4)HW4
+            "first_layer",
+            "mb128ic4ih224oc64oh112kh7sh2ph3 dt=f16 tag=nChw4c:oIhw4i:nchw",
+            {Prop.FWD: "mb:1 oh:16 ow:16 oc:64 kw.ic:32 | mma | stages=3 warps=8"},
+            ways=(Prop.FWD,),
+        ),
         MatrixCase(
             "depthwise",
             "g96mb8ic96ih28oc96oh28kh3ph1 dt=f16 tag=nhwc",

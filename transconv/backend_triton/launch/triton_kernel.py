@@ -197,6 +197,10 @@ class TritonKernel:
         if device.type == "cpu":
             self._interpret(tensors, sizes, at)
             return
+        if device.type == "xpu":
+            with bound_start.torch_module().xpu.device(device):
+                self._by_triton(tensors, sizes, at)
+            return
         aligned, index = bound_start.addresses(tensors)[1], device.index
         start, (current, stream) = self.kept.get((index, aligned)), _current()
         if start is not None and index == current():
@@ -216,10 +220,12 @@ class TritonKernel:
         with INTERPRETER:
             prepare_interpreter()
             with explained(), alike(bool(self.names)):
-                given = bound_start.arguments(
-                    tensors, bound_start.boxes_at(self.boxes, at[1]), self.describe
-                )
-                self._function()[(at[0],)](*given, *sizes, **self._options())
+                self._by_triton(tensors, sizes, at)
+
+    def _by_triton(self, tensors: list[Any], sizes: tuple[int, ...], at: bound_start.At) -> None:
+        """Compile and launch as Triton does it."""
+        given = bound_start.arguments(tensors, bound_start.boxes_at(self.boxes, at[1]), self.describe)
+        self._function()[(at[0],)](*given, *sizes, **self._options())
 
     def _refuse_steps(self, what: str) -> None:
         """Raise Unsupported where descriptors are made by what cannot take every so many-th position."""

@@ -18,7 +18,7 @@ from transconv.ir import DType, boolean, f8e4m3, f8e5m2, i8, i32, i64, u8
 from transconv.ir import Tensor as Declared
 from transconv.runtime import Launch, PlanRequest, torch_internals
 from transconv.support import Cache, Unsupported
-from transconv.torch_ops.calls.lower_call import DTYPES, target_of
+from transconv.torch_ops.calls.lower_call import DTYPES, target_of, why_not_on
 
 Tensor = torch.Tensor
 
@@ -128,11 +128,8 @@ def refused(
     """Why no kernel may take these tensors; empty if one may. ``whole``: which of them may be of any of
     ``types``, such as integers and truth values."""
     device = tensors[0].device
-    if device.type == "cpu":
-        if settings.cpu != "interpret":
-            return "device:cpu"
-    elif device.type != "cuda":
-        return f"device:{device.type}"
+    if reason := why_not_on(device):
+        return reason
     for i, t in enumerate(tensors):
         if t.dtype not in (types if i < len(whole) and whole[i] else DTYPES):
             return f"dtype:{str(t.dtype).removeprefix('torch.')}"

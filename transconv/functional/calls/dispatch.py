@@ -381,7 +381,7 @@ def _composed(call: str, given: list[Tensor]) -> list[Tensor]:
 
 library.impl("function", _function, "Autograd")
 transforms.compose(library, "function", _composed)
-for _key in ("CPU", "CUDA"):
+for _key in ("CPU", "CUDA", "XPU"):
     library.impl("function", _function, _key)
 register_fake("transconv::function", _function, lib=library)
 

@@ -134,7 +134,7 @@ def _stores(text: str, device: torch.device) -> list[Tensor]:
     ]
 
 
-for _key in ("CPU", "CUDA"):
+for _key in ("CPU", "CUDA", "XPU"):
     library.impl("compute", _compute, _key)
 register_fake("transconv::compute", _fake_compute, lib=library)
 

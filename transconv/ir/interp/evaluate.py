@@ -179,8 +179,10 @@ def contract(x: Array, y: Array, summed: list[int], dtype: np.dtype[np.generic])
     rank = x.ndim
     both = [i for i in range(rank) if x.shape[i] > 1 and y.shape[i] > 1]
     inner = [i for i in both if i in summed]
-    # Integers up to 8 bits are multiplied exactly in float64, which has a fast matmul.
-    small = dtype.kind == "i" and x.itemsize == y.itemsize == 1
+    # Integers whose sums float64 and the type hold are multiplied exactly in it, which has a fast matmul.
+    terms = math.prod(max(x.shape[i], y.shape[i]) for i in summed)
+    most = min(1 << 53, (1 << 8 * dtype.itemsize - 1) - 1) if dtype.kind == "i" else 0
+    small = most and terms * _largest(x) * _largest(y) <= most
     work = np.dtype(np.float64) if small else dtype
     x, y = x.astype(work, copy=False), y.astype(work, copy=False)
     lone = tuple(i for i in summed if i not in inner)
@@ -195,6 +197,11 @@ def contract(x: Array, y: Array, summed: list[int], dtype: np.dtype[np.generic])
     order = batch + rows + cols + inner
     shaped = (left @ right).reshape([1 if i in inner else size[i] for i in order])
     return np.asarray(shaped.transpose(np.argsort(order)).astype(dtype, copy=False))
+
+
+def _largest(x: Array) -> int:
+    """The largest absolute value of integers, without going through them if they have 8 bits."""
+    return 1 << 8 if x.itemsize == 1 else max(abs(int(x.max(initial=0))), abs(int(x.min(initial=0))))
 
 
 @functools.cache

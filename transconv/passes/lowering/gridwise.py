@@ -157,6 +157,7 @@ class Side:
     extent: int = 1
     lanes: dict[Block, ir.Var] = field(default_factory=dict)  # if each block has lanes of its own
     written: list[tuple[ir.Var, int]] = field(default_factory=list)  # positions written out (``regs``)
+    parts: int = 1  # that are written out (``subtiles``)
     tails: dict[ir.Var, ir.Expr] = field(default_factory=dict)  # axis -> mask that its accesses need
 
     @property
@@ -167,12 +168,19 @@ class Side:
     def lane(self) -> ir.Var:
         return ir.Var(self.name)
 
+    @property
+    def at(self) -> ir.Expr:
+        """The position in the tile: that of the lane, in a part if there are several."""
+        part = ir.Var(f"{self.name}_part")
+        return self.lane if self.parts == 1 else part * (self.extent // self.parts) + self.lane
+
     def wrap(self, body: ir.Stmt) -> ir.Stmt:
         """The tile loops around a body, which is executed at each position of the tile."""
         for var, extent in reversed(self.written):
             body = ir.For(var, extent, body, "jam")
         if not self.lanes:
-            return self.tile_loop(self.lane, self.extent, body) if self.extent > 1 else body
+            extent = self.extent // self.parts
+            return self.tile_loop(self.lane, extent, body) if extent > 1 else body
         for block, lane in reversed(self.lanes.items()):
             body = self.tile_loop(lane, block.extent, body)
         return body
@@ -204,6 +212,9 @@ def side_of(
     side.extent = prod(b.extent for b in tiles)
     if not product and len(tiles) > 1:
         side.lanes = {b: ir.Var(f"{side.lane.name}{i}") for i, b in enumerate(tiles)}
+    if kind == "N" and schedule.subtiles > 1:
+        side.parts = schedule.subtiles
+        side.written.append((ir.Var(f"{side.name}_part"), side.parts))
     below = side.extent
     for axis in axes:
         block = schedule.block_of(axis.name)
@@ -223,9 +234,9 @@ def _within(side: Side, block: Block, below: int) -> ir.Expr:
     """The position inside a block. A tile of several blocks (``oh:8 ow:8``) has one lane, from which the
     positions are unpacked; the last block varies fastest."""
     if block.extent == side.extent or block in side.lanes:
-        return side.lanes.get(block, side.lane)
+        return side.lanes.get(block, side.at)
     within = ir.Var(f"{block.first}_in")
-    at: ir.Expr = side.lane // below if below > 1 else side.lane
+    at: ir.Expr = side.at // below if below > 1 else side.at
     side.lets.append(ir.Let(within, at % block.extent if below * block.extent < side.extent else at))
     return within
 
@@ -234,7 +245,7 @@ def _tile(
     side: Side, block: Block, axes: list[ir.Var], within: ir.Expr, sizes: dict[ir.Var, Extent]
 ) -> None:
     """Add the let position = index*extent + within and, if the block fuses several axes, one per axis."""
-    whole = block.extent == side.extent and within is side.lane
+    whole = block.extent == side.extent and within is side.at
     index = ir.Var(f"{side.lane.name if whole else axes[0].name}_blk")
     total = simple(prod(sizes[a] for a in axes), side.facts)
     name = axes[0] if len(axes) == 1 else ir.Var("_".join(a.name for a in axes))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Container, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, lru_cache, partial
 
@@ -35,11 +35,13 @@ from transconv.ir import DTYPES as ROWS
 from transconv.ir import DType, Layout
 from transconv.runtime import (
     COMPILING,
+    GPUS,
     NEVER,
     Launch,
     PlanRequest,
     first_run_check,
     is_ready,
+    on_device,
     ready,
     rehearsal_thread,
     state,
@@ -83,13 +85,7 @@ def reasons(
 ) -> list[str]:
     """Every reason for torch that is known without the compiler; empty: there may be a kernel. ``types``:
     those of inputs."""
-    found = []
-    device = input.device.type
-    if device == "cpu":
-        if settings.cpu != "interpret":
-            found.append("device:cpu")
-    elif device != "cuda":
-        found.append(f"device:{device}")
+    found = [reason] if (reason := why_not_on(input.device)) else []
     if input.dtype not in types:
         found.append(f"dtype:{str(input.dtype).removeprefix('torch.')}")
     for tensor in (input, weight):
@@ -100,6 +96,12 @@ def reasons(
     if input.numel() == 0 or weight.numel() == 0:
         found.append("shape:empty")
     return list(dict.fromkeys(found))
+
+
+def why_not_on(device: torch.device) -> str:
+    """Why no kernel runs on a device; empty if kernels do."""
+    runs = settings.cpu == "interpret" if device.type == "cpu" else device.type in GPUS
+    return "" if runs else f"device:{device.type}"
 
 
 def layout_name(tensor: torch.Tensor) -> str:
@@ -222,7 +224,7 @@ def proven(
         return compiled
 
     tensors = {name: t.detach() for name, t in operands.items()}
-    with or_unsupported(compiled.workload.title), _on(next(iter(tensors.values())).device):
+    with or_unsupported(compiled.workload.title), on_device(next(iter(tensors.values())).device):
         return first_run_check.run(compiled, {**tensors, compiled.prop.result: result()})
 
 
@@ -231,7 +233,7 @@ def first_result(question: PlanRequest, device: torch.device) -> None:
     What fails is left to that call."""
     q = question
     if isinstance(q.workload, ConvWorkload) and q.target == target_of(device):
-        with suppress(TransconvError, torch.OutOfMemoryError), _on(device):
+        with suppress(TransconvError, torch.OutOfMemoryError), on_device(device):
             plan = ready(q.workload, q.target, None, q.deterministic, CompiledDirection, q.aligned, "now")
             first_run_check.first_result(plan, device)
 
@@ -268,10 +270,6 @@ def is_loaded(compiled: CompiledDirection, device: torch.device, aligned: bool) 
     return first_run_check.is_trusted(compiled, aligned) and all(
         s.triton.is_loaded(device.index, aligned) for s in compiled.steps
     )
-
-
-def _on(device: torch.device) -> AbstractContextManager[object]:
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 @contextmanager

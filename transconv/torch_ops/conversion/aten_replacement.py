@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from transconv.calls.settings import settings
-from transconv.runtime import torch_internals
+from transconv.runtime import GPUS, torch_internals
 from transconv.torch_ops import arguments, tensor_subclasses
 from transconv.torch_ops.arguments import is_wide
 from transconv.torch_ops.calls import select_impl
@@ -47,12 +47,15 @@ _entries, _local = _Entries(), _ThreadState()
 def _devices(devices: Sequence[str] | None) -> tuple[str, ...]:
     if isinstance(devices, str):
         devices = (devices,)
+    # Without an Intel GPU torch has no kernels for one that could be replaced.
+    gpus = [d for d in GPUS if d != "xpu" or torch.xpu.is_available()]
     if devices is None:
-        return ("cuda", "cpu") if settings.cpu == "interpret" else ("cuda",)
+        return (*gpus, "cpu") if settings.cpu == "interpret" else (*gpus,)
     for device in devices:
-        if device not in ("cuda", "cpu"):
+        if device not in (*gpus, "cpu"):
             raise ValueError(
-                f"transconv cannot replace aten's convolution on '{device}'; expected one of: cuda, cpu"
+                f"transconv cannot replace aten's convolution on '{device}'; expected one of: "
+                f"{', '.join((*gpus, 'cpu'))}"
             )
     return tuple(devices)
 
@@ -62,8 +65,9 @@ def enable(devices: Sequence[str] | None = None) -> None:
 
     Reaches every caller below autograd, autocast, vmap and compiled code, in all threads, and code
     compiled before; not models made by torch.jit.trace, which call another operator. Calls nest:
-    each needs its `disable`. ``devices`` are "cuda" (the default) and "cpu". While other threads run,
-    aten's calls still pass through here after the last `disable`, on to torch's kernels.
+    each needs its `disable`. ``devices`` are "cuda" and, where torch has one, "xpu" (the default), and
+    "cpu". While other threads run, aten's calls still pass through here after the last `disable`, on to
+    torch's kernels.
     """
     with _lock:
         _entries.enabled.append(_devices(devices))

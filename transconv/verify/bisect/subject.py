@@ -20,7 +20,7 @@ from math import prod
 
 import numpy as np
 
-from transconv.compute import Alone, Answer, Compute, Workload, execute, with_error
+from transconv.compute import Alone, Answer, Compute, Workload, execute, held_in, with_error
 from transconv.conv import CompiledDirection, ConvProblem, ConvWorkload
 from transconv.ir import Array, Tensor, convert, offsets_of
 from transconv.runtime import Plan, build, plan_steps
@@ -84,7 +84,7 @@ def evaluated(computes: Sequence[Compute], case: ComputationCase) -> dict[str, A
     seen = {t.name: t for c in computes for t in c.tensors} | {t.name: t for t in case.held}
     places = {t: offsets_of(t) for c in computes for t in (*c.tensors, *case.held)}
     spans = {n: max(int(at.max(initial=0)) + 1 for t, at in places.items() if t.name == n) for n in seen}
-    memory = {n: np.full(spans[n], unset(t.dtype), np.float64) for n, t in seen.items()}
+    memory = {n: np.full(spans[n], unset(t.dtype), held_in(t.dtype)) for n, t in seen.items()}
     for name, values in case.given.items():
         memory[name][places[seen[name]]] = values
     for compute in computes:
@@ -94,7 +94,8 @@ def evaluated(computes: Sequence[Compute], case: ComputationCase) -> dict[str, A
             tensor, value = types[name], answer.value
             if tensor.dtype.kind == "float":
                 value = convert(value, tensor.dtype).astype(np.float64)
-            told = ~np.isnan(value)  # several kernels may store parts of one tensor
+            # Several kernels may store parts of one tensor.
+            told = value != unset(tensor.dtype) if value.dtype.kind == "i" else ~np.isnan(value)
             memory[name][places[tensor][told]] = value[told]
     return {n: memory[t.name][places[t]] for n, t in _holders(computes, case)}
 
