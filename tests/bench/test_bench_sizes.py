@@ -122,11 +122,11 @@ def test_a_quick_run_writes_rows_and_resumes(tmp_path: Path, capsys: pytest.Capt
     found = read(tmp_path / "cpu_size_rows.csv")
     assert {(r["layer"], r["layout"]) for r in found} == {("quick_dense", "nchw")}
     told = [(r["wrong"], r["compiled"], r["elsewhere"], r["kernels"]) for r in found]
-    assert told == [("", "0", "0", "6")] * 2 and all(float(r["first_us"]) for r in found)
+    assert told == [("", "0", "0", "7")] * 2 and all(float(r["first_us"]) for r in found)
     assert [bool(r["exact_us"]) for r in found] == [True, False]
     said = capsys.readouterr().out
     assert "measured quick_dense fwd: 2 of 2 sizes" in said
-    assert "| quick_dense | fwd | 2 | 2 of 2 | 6 | 0 | 0 |" in said
+    assert "| quick_dense | fwd | 2 | 2 of 2 | 7 | 0 | 0 |" in said
     assert main(words) == 0 and read(tmp_path / "cpu_size_rows.csv") == found
     left = [dict(Run(understood(w)[1], environment.versions()).todo()) for w in (words, plain)]
     assert left[0] == {} and [*left[1]] == [("quick_dense", "fwd"), ("quick_line", "fwd")]
