@@ -11,11 +11,12 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from bench import short_rows
 from bench.environment import ROOT
 from bench.map_cases import MapCase, cases
 from transconv.compute import kernels, parse
 from transconv.cost import estimate
-from transconv.schedule import Schedule
+from transconv.schedule import Schedule, why_not
 from transconv.selection import candidates, spread
 from transconv.selection.proposals import heuristics
 from transconv.selection.proposals.maps import even
@@ -95,7 +96,7 @@ def test_what_is_chosen_for_parts_is_nearly_the_fastest(monkeypatch: pytest.Monk
 
 
 @pytest.mark.every(4)
-@pytest.mark.parametrize("case", cases(), ids=lambda c: c.name)
+@pytest.mark.parametrize("case", [*cases(), *short_rows.cases(lengths=(49,))], ids=lambda c: c.name)
 def test_cases_are_texts_and_calls_of_torch(case: MapCase) -> None:
     """Texts that can be read, and a call that takes their tensors and returns the result's size."""
     made = [parse(text) for text in case.texts]
@@ -112,3 +113,14 @@ def test_cases_are_texts_and_calls_of_torch(case: MapCase) -> None:
             assert every[0].numel() == math.prod(result.shape)  # type: ignore[attr-defined]
             if "backward" in case.name:  # what is not returned, torch.compile would leave out
                 assert len(every) == sum(len({w.view.tensor for w in c.writes}) for c in made)
+
+
+def test_forms_of_short_rows_are_legal_and_differ() -> None:
+    """Among them what is chosen, what was before, steps that are written out and those that are not."""
+    for case in short_rows.cases(lengths=(49,)):
+        made = kernels(parse(case.text))[0]
+        found = [*short_rows.forms(made, H200)]
+        assert [side for side, _ in found][:2] == ["before", "chosen"], case.name
+        assert all(why_not(s, made, H200) is None for _, s in found)
+        own = [s for side, s in found if side != "before"]
+        assert len({*own}) == len(own) and {s.unroll for s in own} == {0, 1}

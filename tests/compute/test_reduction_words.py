@@ -48,6 +48,8 @@ PRODUCT = parse(
         (SOFTMAX, "k:256 | fma | warps=2", "red=block row=held"),
         (SOFTMAX, "k:256 | fma | warps=1", "red=warp row=held"),
         (SOFTMAX, "k:64 | fma | warps=2", "red=warp row=again"),
+        (SOFTMAX, "k:128 | fma | warps=2", "red=block row=again"),
+        (SOFTMAX, "k:64 | fma | unroll=1 warps=2", "red=warp row=held"),
         (SOFTMAX, "n:8 | fma | warps=2", "red=lane row=again"),
         (ROWS, "k:512 | fma", "red=block"),
         (ROWS, "k:64 | fma | warps=1", "red=warp"),
@@ -188,4 +190,4 @@ def test_show_says_how_rows_are_divided(capsys: pytest.CaptureFixture[str]) -> N
         main(["show", str(SOFTMAX), "--target", "sm_90", "--stage", "schedule", "--schedule", "row=again"])
         == 0
     )
-    assert "reduced    red=warp row=again\n" in capsys.readouterr().out
+    assert "reduced    red=block row=again\n" in capsys.readouterr().out

@@ -3,7 +3,7 @@
 In: a schedule, a computation, a target. Out: an estimate. Knows: schedule and what is below it.
 """
 
-from transconv.cost.fetches import aligned, along_sum, within_groups
+from transconv.cost.fetches import along_sum, within_groups
 from transconv.cost.issue import ACCESS
 from transconv.cost.model import AtSizes, CostFormula, estimate
 from transconv.cost.registers import spills
@@ -18,7 +18,6 @@ __all__ = [
     "Lines",
     "Number",
     "Work",
-    "aligned",
     "along_sum",
     "count",
     "estimate",

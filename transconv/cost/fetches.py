@@ -11,18 +11,26 @@ In: a view, a block of the tile, a computation. Out: counts of elements and byte
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from math import gcd, prod
 from typing import NamedTuple
 
-from transconv.compute import Compute, axis_facts, axis_strides, touched
+from transconv.compute import Compute, axis_strides, touched
 from transconv.cost.issue import ACCESS, LINE, SECTOR
-from transconv.ir import View, free_vars
-from transconv.schedule import Block, Box, Schedule, box_of, by_tile, inner_feature
+from transconv.ir import View
+from transconv.schedule import (
+    WIDEST,
+    Block,
+    Box,
+    Schedule,
+    aligned,
+    box_of,
+    by_tile,
+    inner_feature,
+    steps_of_any_size,
+)
 from transconv.schedule.tiles import packing
-from transconv.simplify import multiple_of, simplify
 
 NEAR = 1 << 16  # bytes of a filter, which all programs read, that the L1 cache keeps
 ASYNC = 4  # bytes: the smallest asynchronous copy, which does not go through registers
@@ -40,6 +48,7 @@ class FetchCost(NamedTuple):
     stepped: bool = False  # whether the copy engine takes every so many-th position
     near: bool = False  # whether it is not ahead, and of a filter that stays in the L1 cache
     ends: bool = False  # whether a box reaches beyond the part of the tensor's rows that is its group's
+    lines: float = 1.0  # that the lanes of a warp touch in an access, if it is not of whole lines
     common: bool = False  # whether steps share boxes, and all programs read these: they have no positions
 
 
@@ -122,7 +131,17 @@ def _fetched(
         found.run == 1 and elements > 1,
         only_along and packing.wants_rounding(view, compute),
         near=near,
+        lines=_lines(view, blocks, found.run, vector, compute),
     )
+
+
+def _lines(view: View, blocks: tuple[Block, ...], run: int, vector: int, compute: Compute) -> float:
+    """The cache lines that 32 lanes touch in accesses of so many elements, where runs are shorter: one for
+    each run, or those from the first run to the last."""
+    strides, size = axis_strides(view, compute), view.tensor.dtype.bytes
+    runs = 32 * vector / run
+    gap = min((abs(s) for b in blocks if (s := strides[b.last]) and abs(s) >= run), default=run)
+    return max(1.0, min(runs, runs * gap * size / LINE))
 
 
 @by_tile
@@ -170,9 +189,6 @@ def stored(schedule: Schedule, compute: Compute) -> FetchCost:
     )
 
 
-WIDEST = 1 << 10  # more elements than one access takes
-
-
 @lru_cache(maxsize=1024)
 def straddling(view: View, row: TileRow, unit: int, compute: Compute) -> float:
     """The factor by which rows of a tensor touch more sectors, or cache lines, of ``unit`` bytes than if
@@ -181,7 +197,7 @@ def straddling(view: View, row: TileRow, unit: int, compute: Compute) -> float:
     size, strides = view.tensor.dtype.bytes, axis_strides(view, compute)
     steps = [s for a, s in strides.items() if a not in row.axes and (not a or compute.size(a) > 1)]
     length = row.run * size
-    begins = gcd(unit, length, *(s * size for s in (*steps, *_steps_of_any_size(view, row.axes, compute))))
+    begins = gcd(unit, length, *(s * size for s in (*steps, *steps_of_any_size(view, row.axes, compute))))
     return (length + unit - begins) / unit / -(-length // unit)
 
 
@@ -234,23 +250,3 @@ def together(view: View, row: TileRow, blocks: tuple[Block, ...], compute: Compu
         ),
         default=1,
     )
-
-
-@lru_cache(maxsize=512)
-def aligned(view: View, row: tuple[str, ...], compute: Compute) -> int:
-    """The alignment of all rows of the tensor along these axes: elements, a power of two."""
-    steps = [
-        s
-        for a, s in axis_strides(view, compute).items()
-        if a not in row and (not a or compute.size(a) > 1)
-    ]
-    common = gcd(WIDEST, *steps, *_steps_of_any_size(view, row, compute))
-    return common & -common
-
-
-def _steps_of_any_size(view: View, row: tuple[str, ...], compute: Compute) -> Iterator[int]:
-    """What the strides of dimensions that other axes move along are known to be multiples of, where these
-    strides are sizes that are arguments."""
-    for seen, step in zip(view.dims, view.tensor.steps if view.tensor.extents else (), strict=False):
-        if free_vars(step) and not {v.name for v in free_vars(seen.coord)} <= {*row}:
-            yield multiple_of(simplify(step), axis_facts(compute))

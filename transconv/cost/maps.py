@@ -4,9 +4,15 @@ Such a kernel is bound by the bandwidth of memory if enough bytes are in flight:
 
     program alone  = start of its warps + sweeps * steps * (latency + bytes + instructions)
                      + exchanges between threads
-    multiprocessor = max(programs * bytes, programs * instructions, programs / together * alone)
+    multiprocessor = max(programs * bytes, programs * instructions, programs * (lines + shuffles),
+                         programs / together * alone)
     kernel         = launch + max(multiprocessor, bytes of all tensors / bandwidth) + ramp of the memory
                      + launches and bytes of the kernels that combine statistics
+
+Loads, stores and shuffles share a unit, which takes a clock for each shuffle of a warp and for each cache
+line that an access of a warp touches. Counted, not fitted: a softmax of 49 numbers in a tile that two
+warps share is expected to take 1.2 times what it took (four kernels of h200_swin_kernels.csv;
+tests/compute/test_short_rows.py).
 
 A row that stays in registers is loaded once, with all loads in flight together. Elements that are loaded
 again come from the L1 cache if it holds the rows of all programs of a multiprocessor (on NVIDIA's chips it
@@ -29,7 +35,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import lru_cache
-from math import ceil, prod
+from math import ceil, log2, prod
 from typing import cast
 
 from transconv.compute import Compute, Read, Reduction, Step, Write, axis_strides, touched
@@ -88,7 +94,8 @@ class MapTime:
         schedule, compute, target = self.schedule, self.compute, self.target
         self.tiled = tiled = tiled_by(schedule.blocks, compute)
         steps, tiles = ceil(tiled.steps / schedule.split_k), tiled.programs * schedule.split_k
-        self.held, self.written = steps == 1, bool(schedule.unroll) and steps <= WRITTEN
+        self.held = steps == 1 or partial_results.kept(schedule, compute) == "held"
+        self.written = bool(schedule.unroll) and steps <= WRITTEN
         self.carries = partial_results.carried(compute, schedule)
         self.single = not schedule.programs or tiles <= schedule.programs
         threads, registers = schedule.warps * target.warp_size, self._registers()
@@ -108,7 +115,8 @@ class MapTime:
         threads, facts = schedule.warps * self.target.warp_size, facts_of(compute, self.target)
         # each step adds up its own
         sums = 0.0 if self.held or schedule.late else compute.acc.bytes / 4
-        registers = OVERHEAD + tiled.elements / threads * (facts.live - sums)
+        elements = tiled.elements * (tiled.steps if self.held else 1)
+        registers = OVERHEAD + elements / threads * (facts.live - sums)
         if self.carries:
             places = tiled.elements if schedule.late else tiled.reduced
             registers += (len(compute.statistics) * places + facts.shared * tiled.reduced) / threads
@@ -119,7 +127,7 @@ class MapTime:
         schedule, target, chip = self.schedule, self.target, self.target.rates.issue
         most = min(chip.most_registers, target.regs / (schedule.warps * target.warp_size))
         moved = small = ns = instructions = 0.0
-        exchanges, turned = 0, bool(schedule.turn)
+        exchanges, accesses, turned = 0, 0.0, bool(schedule.turn)
         for s in sweeps(schedule.blocks, schedule.warps, self.compute, self.held, target):
             again, late = loaded(s.again, steps, beside, turned, target)
             moved += s.bytes + again
@@ -127,9 +135,10 @@ class MapTime:
             ns += (LATENCY_NS if s.fresh else late) if s.reads else 0.0
             instructions += s.instructions
             exchanges += s.exchanges
+            accesses += s.accesses
         # one instruction a clock
         thread = instructions * max(1.0, registers / most) ** 2 / chip.clock
-        return _Step(moved, small / SMALL_GBS, ns, thread, exchanges)
+        return _Step(moved, small / SMALL_GBS, ns, thread, exchanges, accesses / chip.clock)
 
     def __call__(self, tiles: Number, steps: Number, traffic: Number) -> Number:
         schedule, compute, target = self.schedule, self.compute, self.target
@@ -161,13 +170,28 @@ class MapTime:
             )
         if divided == "block":
             issued = issued + meets * (1 + CROSS * tiled.elements / tiled.reduced * schedule.warps)
+        shared = step.exchanges * (1 if schedule.late else steps) * self._shuffles() / chip.clock
+        passed = turns * kept(step.accesses * steps + shared)
         busy = larger(
-            each * larger(larger(turns * moved / rate, turns * issued), NEXT_NS),
+            each * larger(larger(turns * moved / rate, larger(turns * issued, passed)), NEXT_NS),
             -(-each // self.together) * alone,
         )
         bandwidth = target.bandwidth_gbs * FULL * 1e3
         moving = kept(traffic / bandwidth)
         return LAUNCH_US + larger(busy / 1e3, moving) + smaller(moving, RAMP_US) + self._behind(bandwidth)
+
+    def _shuffles(self) -> float:
+        """What a reduction of all rows of a program sends from lane to lane, or by way of shared memory,
+        in accesses of a warp."""
+        schedule, tiled, lanes = self.schedule, self.tiled, self.target.warp_size
+        sharing, reach = partial_results.sharers(
+            schedule.blocks, schedule.warps, tiled.reduced, self.compute, lanes
+        )
+        if sharing == 1:
+            return 0.0
+        within = max(1.0, sharing * min(1.0, lanes / reach))
+        values = max(schedule.warps, tiled.elements / tiled.reduced * sharing / lanes)
+        return values * (log2(within) + (2 if reach > lanes else 0))
 
     def _behind(self, bandwidth: float) -> float:
         """What atomic additions take, and the kernels that combine parts of sums and of statistics."""
@@ -189,13 +213,14 @@ class MapTime:
 @dataclass(frozen=True, slots=True)
 class _Step:
     """A step of all sweeps of a program: bytes, nanoseconds for tensors that stay in the caches, of its
-    loads, and of a thread's instructions; exchanges between threads."""
+    loads, and of a thread's instructions; exchanges between threads; nanoseconds of accesses to lines."""
 
     moved: float
     hit: float
     latency: float
     thread: float
     exchanges: int
+    accesses: float
 
 
 @lru_cache(maxsize=1024)
@@ -237,7 +262,8 @@ SHORT, LINE = 0.04, 128  # extra time of runs of half a cache line; bytes of a c
 class SweepCost:
     """A step of one sweep of a program: bytes that it reads for the first time or writes, bytes that it
     reads ``again``, bytes of ``small`` tensors, instructions of a thread, whether it reads, whether
-    something for the first time (``fresh``), and the number of its reductions."""
+    something for the first time (``fresh``), the number of its reductions, and the cache lines of all
+    accesses of the program's warps."""
 
     bytes: float
     again: float
@@ -246,6 +272,7 @@ class SweepCost:
     reads: bool
     fresh: bool
     exchanges: int
+    accesses: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,16 +341,17 @@ def sweeps(
     threads = warps * target.warp_size
     lanes = tiled_by(blocks, compute).elements / threads
     bytes_of, small = _bytes_of(blocks, compute, held, target), facts_of(compute, target).small
-    accesses = {v: fetch(v, schedule, compute, "gather").accesses for v in bytes_of}
+    moved = {v: fetch(v, schedule, compute, "gather") for v in bytes_of}
     return [
         SweepCost(
             sum([bytes_of[v] for v in r.first]),
             sum([bytes_of[v] for v in r.again if v not in small]),
             sum([bytes_of[v] for v in r.again if v in small]),
-            lanes * r.instructions + 6 * (sum([accesses[v] for v in r.all]) / threads),
+            lanes * r.instructions + 6 * (sum([moved[v].accesses for v in r.all]) / threads),
             r.reads,
             r.fresh,
             r.exchanges,
+            sum([moved[v].accesses * moved[v].lines for v in r.all]) / target.warp_size,
         )
         for r in _roles(compute, held, target)
     ]
@@ -335,7 +363,8 @@ def _bytes_of(
 ) -> dict[View, float]:
     """The bytes of each view in a tile, however many warps have it."""
     facts, schedule = facts_of(compute, target), Schedule(blocks, "fma")
-    windows = not held and prod(x.size for x in compute.axes_of("K")) <= WINDOW
+    tiled = tiled_by(blocks, compute)
+    windows = tiled.steps > 1 and (held or prod(x.size for x in compute.axes_of("K")) <= WINDOW)
     found = {
         v: min(
             _bytes(fetch(v, schedule, compute, "gather"))
@@ -346,10 +375,10 @@ def _bytes_of(
         for v in facts.sizes
     }
     if windows:  # elements of overlapping windows are near, and what a mask excludes is not loaded
-        tiled = tiled_by(blocks, compute)
-        for v in (r.view for r in compute.reads if r.view not in facts.small):
+        stored = [w.view for w in compute.writes] if held else []
+        for v in {*(r.view for r in compute.reads), *stored} - facts.small:
             each = facts.sizes[v] / max(1, tiled.programs * tiled.steps)  # a sum over nothing has none
-            found[v] = min(found[v], each + (found[v] - each) / NEAR)
+            found[v] = min(found[v], each + (found[v] - each) / (FAR if v in stored else NEAR))
     return found
 
 

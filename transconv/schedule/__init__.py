@@ -3,19 +3,24 @@
 In: a computation, a target, a schedule. Out: None, or why not in a sentence. Knows: compute, target.
 """
 
+from transconv.schedule.counts import LONGEST as LONGEST
 from transconv.schedule.counts import QUAD as QUAD
 from transconv.schedule.counts import ROWS as ROWS
+from transconv.schedule.counts import WIDEST as WIDEST
 from transconv.schedule.counts import ahead as ahead
 from transconv.schedule.counts import ahead_bytes as ahead_bytes
+from transconv.schedule.counts import aligned as aligned
 from transconv.schedule.counts import by_tile as by_tile
 from transconv.schedule.counts import chain as chain
 from transconv.schedule.counts import has_quads as has_quads
+from transconv.schedule.counts import holds_rows as holds_rows
 from transconv.schedule.counts import k_steps as k_steps
 from transconv.schedule.counts import lanes as lanes
 from transconv.schedule.counts import moves_sums as moves_sums
 from transconv.schedule.counts import needed as needed
 from transconv.schedule.counts import programs as programs
 from transconv.schedule.counts import sides as sides
+from transconv.schedule.counts import steps_of_any_size as steps_of_any_size
 from transconv.schedule.counts import tile as tile
 from transconv.schedule.counts import tiles_along as tiles_along
 from transconv.schedule.legality import most_sums as most_sums
@@ -65,7 +70,6 @@ from transconv.schedule.tiles.shared_memory import shared_bytes as shared_bytes
 from transconv.schedule.tiles.shared_memory import told_behind as told_behind
 from transconv.schedule.tiles.shared_memory import transposed_bytes as transposed_bytes
 from transconv.schedule.tiles.shared_memory import why_not_behind as why_not_behind
-from transconv.schedule.word_rules import LONGEST as LONGEST
 from transconv.schedule.word_rules import MOST_WRITTEN as MOST_WRITTEN
 from transconv.schedule.word_rules import why_not_early as why_not_early
 from transconv.schedule.words import PRICED as PRICED

@@ -5,13 +5,15 @@ The computation is ``Scheduled.main``, or ``grouped``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import lru_cache, wraps
-from math import prod
+from math import gcd, prod
 from typing import Any, TypeVar
 
-from transconv.compute import Compute, axis_strides
+from transconv.compute import Compute, Write, axis_facts, axis_strides
+from transconv.ir import View, free_vars
 from transconv.schedule.schedule import Block, Schedule
+from transconv.simplify import multiple_of, simplify
 from transconv.target import Target
 
 Made = TypeVar("Made")
@@ -22,6 +24,8 @@ ROWS = 64
 """Rows of the left side of the smallest asynchronous product."""
 QUAD = 4
 """Bytes of integers that are multiplied at once, on chips that can."""
+LONGEST = 64
+"""Steps of a sum that are written out at most: a longer one stays a loop."""
 FEW_ROUNDS = 8  # with more rounds of tiles, idle multiprocessors in the last one matter little
 
 
@@ -106,6 +110,15 @@ def k_steps(c: Schedule, compute: Compute) -> int:
     return tiles_along(c, compute, "K")
 
 
+def holds_rows(c: Schedule, compute: Compute) -> bool:
+    """Whether the elements of a row stay in registers for all sweeps: a tile covers it, or its steps are
+    written out, whose loads are then shared, unless the kernel stores to the same tensor."""
+    steps = k_steps(c, compute)
+    written = bool(c.unroll) and c.split_k == 1 and steps <= LONGEST
+    stored = {s.view.tensor for s in compute.steps if isinstance(s, Write)} if written else set()
+    return steps == 1 or (written and not any(r.view.tensor in stored for r in compute.reads))
+
+
 def ahead(c: Schedule, compute: Compute) -> int:
     """The stages of the loop over the tiles of a persistent program: those of the schedule if a tile is
     loaded at once, so that the loads of the next tiles can be in flight; else 0."""
@@ -169,3 +182,27 @@ def _tiles(blocks: tuple[Block, ...], compute: Compute) -> dict[str, int]:
     for b in blocks:
         found[compute.kind(b.first)] *= -(-prod(map(compute.size, b.axes)) // b.extent)
     return found
+
+
+WIDEST = 1 << 10
+"""More elements than one access takes."""
+
+
+@lru_cache(maxsize=512)
+def aligned(view: View, row: tuple[str, ...], compute: Compute) -> int:
+    """The alignment of all rows of the tensor along these axes: elements, a power of two."""
+    steps = [
+        s
+        for a, s in axis_strides(view, compute).items()
+        if a not in row and (not a or compute.size(a) > 1)
+    ]
+    common = gcd(WIDEST, *steps, *steps_of_any_size(view, row, compute))
+    return common & -common
+
+
+def steps_of_any_size(view: View, row: tuple[str, ...], compute: Compute) -> Iterator[int]:
+    """What the strides of dimensions that other axes move along are known to be multiples of, where these
+    strides are sizes that are arguments."""
+    for seen, step in zip(view.dims, view.tensor.steps if view.tensor.extents else (), strict=False):
+        if free_vars(step) and not {v.name for v in free_vars(seen.coord)} <= {*row}:
+            yield multiple_of(simplify(step), axis_facts(compute))

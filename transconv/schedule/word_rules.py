@@ -13,7 +13,7 @@ from math import inf, prod
 
 from transconv.compute import Compute, Read, Reduction, places
 from transconv.ir import TRUE, Cast, f32, f64, walk
-from transconv.schedule.counts import by_tile, k_steps, lanes, tile
+from transconv.schedule.counts import LONGEST, by_tile, k_steps, lanes, tile
 from transconv.schedule.schedule import Block, Schedule
 from transconv.schedule.tiles import packing
 from transconv.schedule.tiles.boxes import rows_of
@@ -27,7 +27,6 @@ from transconv.target import Target
 MOST_WRITTEN = 128  # more take too long to compile and too many registers
 """The most positions that ``regs`` may write out."""
 MOST_LOADS = 256  # of a sum that is written out: LLVM takes 10 s for these, minutes for twice as many
-LONGEST = 64  # a longer sum stays a loop
 """The most steps of a sum that ``unroll`` writes out."""
 
 

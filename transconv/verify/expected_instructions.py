@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from math import prod
 
 from transconv.compute import Compute, axis_strides
-from transconv.cost import ASYNCHRONOUS, aligned, count
+from transconv.cost import ASYNCHRONOUS, count
 from transconv.ir import View
-from transconv.schedule import Schedule
+from transconv.schedule import Schedule, aligned
 from transconv.target import Target
 
 WIDEST = 16  # bytes that one lane moves at most

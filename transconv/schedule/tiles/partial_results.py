@@ -19,12 +19,14 @@ Rows that are reduced are divided, and stay in registers or do not:
     red=block    threads of several warps share a row and combine their results in shared memory
     red=split    several programs share a row and combine their results in memory (see ``reduce=``)
 
-    row=held     a tile covers the row: its elements are loaded once for all sweeps
-    row=again    it does not: every sweep loads them again
+    row=held     a tile covers the row, or its steps are written out (``unroll=1``): its elements are
+                 loaded once for all sweeps
+    row=again    neither: every sweep loads them again
 
 Both follow from the blocks, the warps and ``split_k``; a schedule whose words contradict them is illegal.
-Triton lays out the threads of a program along the innermost block first, each with 16 bytes of it, then
-along the next one.
+Triton lays out the threads of a program along the innermost block first, each with 16 bytes of it, or
+with as many as every row is a multiple of, then along the next one: 64 numbers of 2 bytes, of rows of 49,
+take two warps.
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ from transconv.compute import (
     with_roles,
 )
 from transconv.compute.analysis import statistics as stat
-from transconv.schedule.counts import by_tile, k_steps, programs, tile
+from transconv.schedule.counts import aligned, by_tile, holds_rows, k_steps, programs, tile
 from transconv.schedule.schedule import Block, Schedule
 from transconv.target import Target
 
@@ -391,33 +393,43 @@ def divided(c: Schedule, compute: Compute, target: Target) -> str:
 def within(blocks: tuple[Block, ...], warps: int, length: int, compute: Compute, warp: int) -> str:
     """How the threads of one program divide rows, if a tile has ``length`` elements of each: ``lane``,
     ``warp`` or ``block``. ``warp``: threads of a warp."""
-    strides, size, reduced = _read_most(compute)
-    threads = warps * warp
-    inner = min(blocks, key=lambda b: abs(strides[b.last]) or NOWHERE, default=None)
-    if inner is None:
-        return "lane"
-    along = min(threads, max(1, inner.extent * size // VECTOR))
-    if inner.first in reduced:
-        sharing, reach = along, along
-    else:
-        sharing = min(threads // along, length)
-        reach = along * sharing
+    sharing, reach = sharers(blocks, warps, length, compute, warp)
     return "lane" if sharing <= 1 else "warp" if reach <= warp else "block"
 
 
+def sharers(
+    blocks: tuple[Block, ...], warps: int, length: int, compute: Compute, warp: int
+) -> tuple[int, int]:
+    """How many threads share a row, and among how many neighbouring ones these are."""
+    view, reduced = _read_most(compute)
+    strides, size = axis_strides(view, compute), view.tensor.dtype.bytes
+    threads = warps * warp
+    inner = min(blocks, key=lambda b: abs(strides[b.last]) or NOWHERE, default=None)
+    if inner is None:
+        return 1, 1
+    once = max(1, VECTOR // size)  # elements of a thread that are loaded at once
+    if strides[inner.last] == 1:
+        once = min(once, aligned(view, inner.axes, compute))
+    along = min(threads, max(1, inner.extent // once))
+    if inner.first in reduced:
+        return along, along
+    sharing = min(threads // along, length)
+    return sharing, along * sharing
+
+
 @lru_cache(maxsize=256)
-def _read_most(compute: Compute) -> tuple[dict[str, int], int, frozenset[str]]:
-    """The strides and the element's bytes of the largest input, and the reduced axes."""
+def _read_most(compute: Compute) -> tuple[ir.View, frozenset[str]]:
+    """The largest input, and the reduced axes."""
     view = max((r.view for r in compute.reads), key=lambda v: touched(v, compute), default=compute.c)
     reduced = frozenset(x.name for x in compute.axes_of("K"))
-    return axis_strides(view, compute), view.tensor.dtype.bytes, reduced
+    return view, reduced
 
 
 def kept(c: Schedule, compute: Compute) -> str:
     """``held`` or ``again``; empty if there is only one sweep."""
     if len(compute.sweeps.each) < 2:
         return ""
-    return "held" if k_steps(c, compute) == 1 else "again"
+    return "held" if holds_rows(c, compute) else "again"
 
 
 def told(c: Schedule, compute: Compute, target: Target) -> str:
@@ -460,9 +472,10 @@ def why_not_row(c: Schedule, compute: Compute, target: Target) -> str | None:
             f"row=held: a tile has {tile(c, compute, 'K')} of the {length} elements of a row; "
             f"expected a tile that covers it, such as {block}"
         )
+    covers = "the tile covers" if k_steps(c, compute) == 1 else "steps that are written out cover"
     return (
-        f"row=again: the tile covers the row of {length} elements, which is loaded once; expected "
-        f"one that does not, smaller than {block}"
+        f"row=again: {covers} the row of {length} elements, which is loaded once; expected "
+        f"a tile that does not, smaller than {block}, and unroll=0"
     )
 
 
@@ -470,7 +483,7 @@ def why_not_turn(c: Schedule, compute: Compute, target: Target) -> str | None:
     if not c.turn:
         return None
     found = kept(c, compute)
-    if found == "again" and c.via == "tl":
+    if found and k_steps(c, compute) > 1 and c.via == "tl":
         return None
     why = {
         "": f"{compute.name} needs every element of a row in one sweep alone",

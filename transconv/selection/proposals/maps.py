@@ -6,6 +6,7 @@ products, sums of partial sums, copies; products of a matrix and a vector.
                                                 or with a tensor that is broadcast along h.w
     n:4 k:512 | fma | stages=1                  contiguous rows, held if the block covers them
     c:64 h.w:16 | fma | late=1 stages=1         rows with a stride: lanes along contiguous c
+    n:16 k:8 | fma | late=1 unroll=1 stages=1   short rows at odd addresses, in registers: see ``_written``
     n.h.w.c:512 | fma | unroll=1                windows of a few elements, written out
     n.h.w:32 g:64 | fma | a=gather b=gather | unroll=1 stages=2 warps=4
     n:8 k:512 | late=1                          a vector: lanes along the sum, which lies in rows
@@ -28,8 +29,10 @@ from transconv.schedule import (
     Block,
     Schedule,
     ahead,
+    aligned,
     carried,
     divided,
+    holds_rows,
     k_steps,
     programs,
     tile,
@@ -51,6 +54,7 @@ ALIKE, USUAL = 1.04, 16  # estimates within this factor count as equal; the pref
 RUN = 128  # elements of a run of memory from which on it is long
 BRIEF_US = 3.5  # kernels that take less are waits, which more threads share: half as many elements of each
 WINDOW = 64  # the most elements of a row for which unrolling is proposed
+PIECES = 16  # steps of a row at odd addresses that are written out, at most
 FEW, TURNS = 4, 16  # reduced positions along each axis and in all, up to which the sum is always unrolled
 LOADED = 16  # bytes that a thread loads at once
 ROUNDS = (1, 2, 4, 8)  # persistent programs of a multiprocessor
@@ -95,11 +99,35 @@ def _each(compute: Compute, target: Target) -> Iterator[Schedule]:
             yield schedule.with_words(late=1)
             if len(compute.sweeps.each) > 1 and _long(schedule, large[0], compute, target):
                 yield schedule.with_words(late=1, turn=1)
+            if k_steps(schedule, compute) <= PIECES and _is_narrow(large[0], row, compute):
+                yield from _written(schedule, compute)
             if not compute.again:
                 yield from (
                     schedule.with_words(late=1, split_k=parts)
                     for parts in _splits(schedule, compute, target)
                 )
+
+
+def _is_narrow(view: View, row: tuple[str, ...], compute: Compute) -> bool:
+    """Whether rows begin at odd addresses, so that a thread loads less than it could at once."""
+    return (
+        compute.named is None
+        and axis_strides(view, compute)[row[-1]] == 1
+        and aligned(view, row, compute) * view.tensor.dtype.bytes < LOADED
+    )
+
+
+def _written(schedule: Schedule, compute: Compute) -> Iterator[Schedule]:
+    """The steps of short rows at odd addresses written out, so that their elements stay in registers:
+
+        49 numbers in one tile      a warp has a row, and reduces it by 5 shuffles
+        n:16 k:8, seven steps       it has four, of which 8 threads each reduce one, by 3 shuffles
+
+    Triton gives a thread as many neighbours as it loads at once. If rows begin anywhere that is one, and a
+    row of a single tile takes all threads of a warp, or of several, which meet in shared memory."""
+    elements = prod(b.extent for b in schedule.blocks) * k_steps(schedule, compute)
+    if elements / (32 * schedule.warps) <= 2 * EACH[1]:
+        yield schedule.with_words(late=1, unroll=1)
 
 
 def _long(schedule: Schedule, view: View, compute: Compute, target: Target) -> bool:
@@ -139,10 +167,12 @@ def even(
     inner = {order[-1] for v in _largest(compute) if (order := _along(free, v, compute))}
 
     def odd(s: Schedule) -> tuple[float, ...]:
-        elements = prod(b.extent for b in s.blocks)
-        again = compute.again and k_steps(s, compute) > 1
+        elements, steps = prod(b.extent for b in s.blocks), k_steps(s, compute)
+        if compute.again and holds_rows(s, compute):
+            elements, steps = elements * steps, 1
+        loops = steps > 1
+        again = compute.again and loops
         waits = bool(s.programs) and not ahead(s, compute)
-        loops = k_steps(s, compute) > 1
         among = divided(s, compute, target) if loops else ""
         meets = among in ("warp", "block")
         early = loops and not meets and not s.late
