@@ -1,6 +1,7 @@
 """``python -m bench sizes``: layers at drawn image sizes with kernels whose sizes are arguments, beside
-the kernels for these sizes and cuDNN. ``<gpu>_sizes.csv`` has a row for each layer, direction, size and
-layout, ``<gpu>_size_models.csv`` one for each side of six OCR layers and of a graph with symbolic sizes.
+the kernels for these sizes and cuDNN. ``<gpu>_size_rows.csv`` has a row for each layer, direction, size
+and layout, ``<gpu>_sizes.csv`` a line of all sizes, and ``<gpu>_size_models.csv`` one for each side of six
+OCR layers and of a graph with symbolic sizes.
 
 Processes without a GPU compile the plans of one layer and direction after another; what has all of its
 plans is measured meanwhile, by a process of its own. Results are compared with exact sums
@@ -22,7 +23,7 @@ from pathlib import Path
 from bench import environment
 from bench.issues import short
 from bench.size_layers import LAYOUTS, Size, allowed, chosen, chunks, drawn, order
-from bench.size_table import models_table, sizes_table
+from bench.size_table import LINE, lines_of, models_table, sizes_table
 from transconv.cli.arguments import ranges
 from transconv.conv import DIRECTIONS
 from transconv.runtime.compilation.async_compile import compiles
@@ -55,6 +56,7 @@ COLUMNS = (
     *environment.VERSIONS,
 )
 KEY = ("layer", "direction", "size", "layout", "device")
+LINE_KEY = ("layer", "direction", "order", "device")
 MODEL_COLUMNS = (
     "case",
     "side",
@@ -158,7 +160,8 @@ class Run:
         self.end = time.monotonic() + options.limit
         name = short(versions["device"])
         out = Path(options.out)
-        self.table = CsvTable(out / f"{name}_sizes.csv", COLUMNS, KEY)
+        self.table = CsvTable(out / f"{name}_size_rows.csv", COLUMNS, KEY)
+        self.lines = CsvTable(out / f"{name}_sizes.csv", LINE, LINE_KEY)
         self.models = CsvTable(out / f"{name}_size_models.csv", MODEL_COLUMNS, MODEL_KEY)
         self.layers = [] if options.only in CASES else chosen(options.quick, options.only, options.layout)
         self.sizes = {x.name: drawn(x, options.count, options.seed, options.quick) for x in self.layers}
@@ -173,8 +176,11 @@ class Run:
         if pairs := dict(self.todo()):
             self.measure_layers(pairs)
         self.measure_models()
+        self.lines.drop(("",), "layer")
+        for line in lines_of(self.table.rows):
+            self.lines.add(line)
         print(
-            f"{len(self.table.rows)} rows are in {self.table.path}\n\n{sizes_table(self.table.rows)}\n\n"
+            f"{len(self.table.rows)} rows are in {self.table.path}\n\n{sizes_table(self.lines.rows)}\n\n"
             f"{models_table(self.models.rows)}",
             flush=True,
         )

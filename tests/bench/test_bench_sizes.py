@@ -33,7 +33,7 @@ from bench.__main__ import main, understood
 from bench.size_calls import Subject, same, switched
 from bench.size_layers import Size
 from bench.size_reference import exact_sums
-from bench.size_table import models_table, sizes_table
+from bench.size_table import lines_of, models_table, sizes_table
 from bench.sizes import Run
 from transconv.calls import size_policy
 from transconv.conv import Epilogue, LayerRegistry, Prop
@@ -119,15 +119,15 @@ def test_a_quick_run_writes_rows_and_resumes(tmp_path: Path, capsys: pytest.Capt
     ]
     plain, words = words, [*words, "--layout", "nchw"]
     assert main(words) == 0
-    found = read(tmp_path / "cpu_sizes.csv")
+    found = read(tmp_path / "cpu_size_rows.csv")
     assert {(r["layer"], r["layout"]) for r in found} == {("quick_dense", "nchw")}
     told = [(r["wrong"], r["compiled"], r["elsewhere"], r["kernels"]) for r in found]
-    assert told == [("", "0", "0", "6")] * 2 and all(float(r["first_us"]) for r in found)
+    assert told == [("", "0", "0", "7")] * 2 and all(float(r["first_us"]) for r in found)
     assert [bool(r["exact_us"]) for r in found] == [True, False]
     said = capsys.readouterr().out
     assert "measured quick_dense fwd: 2 of 2 sizes" in said
-    assert "| quick_dense | fwd | 2 | 2 of 2 | 6 | 0 | 0 |" in said
-    assert main(words) == 0 and read(tmp_path / "cpu_sizes.csv") == found
+    assert "| quick_dense | fwd | 2 | 2 of 2 | 7 | 0 | 0 |" in said
+    assert main(words) == 0 and read(tmp_path / "cpu_size_rows.csv") == found
     left = [dict(Run(understood(w)[1], environment.versions()).todo()) for w in (words, plain)]
     assert left[0] == {} and [*left[1]] == [("quick_dense", "fwd"), ("quick_line", "fwd")]
     for name, size, order in (("quick_dense", "mb1i4x5", "nhwc"), ("quick_line", "mb1i4", "nchw")):
@@ -222,12 +222,12 @@ def test_the_table_counts_first_uses_apart() -> None:
     ]
     last = {**row, "size": "mb2i9", "layout": "nchw"}  # whose layout is no choice
     rows = [{**last, **r} for r in rows]
-    sizes, calls = (t.splitlines()[-1] for t in sizes_table(rows).split("\n\n"))
+    sizes, calls = (t.splitlines()[-1] for t in sizes_table(lines_of(rows)).split("\n\n"))
     assert sizes == "| a | fwd | 3 | 2 of 3 | 3 | 0 | 0 |"
     assert calls == "| a | fwd | 75 | 80 | 6 | 0.89, 0.80 (2) |"
     own = [{**r, "size": "mb2i9x8", "layout": layout} for r in rows for layout in ("nhwc", "nchw")]
-    both, _, between, *apart = sizes_table([*rows, *own]).split("\n\n")
-    assert "--layout nchw" in between and "\n\n".join(apart) == sizes_table(rows)
+    both, _, between, *apart = sizes_table(lines_of([*rows, *own])).split("\n\n")
+    assert "--layout nchw" in between and "\n\n".join(apart) == sizes_table(lines_of(rows))
     assert both.splitlines()[-1].startswith("| a | fwd | 6 | 4 of 6 |")
 
 

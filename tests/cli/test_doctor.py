@@ -94,8 +94,8 @@ def test_supported_versions_are_those_of_the_package() -> None:
 @pytest.mark.parametrize(
     ("found", "state", "said"),
     [
-        ("2.10.1", "bad", "older than 2.11"),
-        ("2.11.0", "ok", "2.11.0"),
+        ("2.9.1", "bad", "older than 2.10"),
+        ("2.10.0", "ok", "2.10.0"),
         ("2.13.0+cpu", "ok", "2.13.0+cpu"),
         ("3.0", "note", "newer than what the tests run with (2.13)"),
     ],
@@ -104,7 +104,7 @@ def test_versions(monkeypatch: pytest.MonkeyPatch, found: str, state: str, said:
     monkeypatch.setattr(installation, "version", lambda name: found)
     told = installation.installed(installation.PACKAGES[0])
     assert told.state == state and said in told.found
-    assert (told.todo == "pip install 'torch>=2.11'") == (state == "bad")
+    assert (told.todo == "pip install 'torch>=2.10'") == (state == "bad")
 
 
 def test_what_is_missing_or_broken(monkeypatch: pytest.MonkeyPatch) -> None:

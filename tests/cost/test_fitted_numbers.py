@@ -42,7 +42,7 @@ def _anew() -> Iterator[None]:
 
 
 def sized(
-    names: str, files: tuple[str, ...] = ("h200_sizes.csv", "h100_sizes.csv")
+    names: str, files: tuple[str, ...] = ("h200_size_rows.csv", "h100_size_rows.csv")
 ) -> Iterator[tuple[Row, Schedule, tuple[Compute, ...], dict[str, int]]]:
     """The timed kernels of layers whose sizes are arguments, channels last, their computations and
     sizes."""

@@ -1,6 +1,6 @@
 """torch's internals: what torch calls private, and what this package needs of it, name by name.
 
-No other file names ``torch._C`` or another module with an underscore. All names are in torch 2.11, the
+No other file names ``torch._C`` or another module with an underscore. All names are in torch 2.10, the
 least version that the package takes, and in those since; two are in builds with CUDA alone. A name is
 looked up, and its module imported, when it is asked for; what runs at every call is bound at the import of
 its caller:

@@ -51,6 +51,12 @@ class Params(NamedTuple):
         return self.pad_lo == self.pad_hi
 
 
+def sides(p: Params) -> tuple[Ints, Ints]:
+    """``pad_lo`` and ``pad_hi``; torch 2.10's compiler traces no loop over a property."""
+    n = len(p.stride)
+    return p.padding[:n], p.padding[-n:]
+
+
 def integer(value: Any) -> int | None:
     """The integer that torch's argument parser makes of ``value``, one of numpy's and of an enum
     included; None for anything else (a float, a bool, a tensor ...)."""
@@ -285,7 +291,7 @@ def check_shapes(
 
 
 def _check_kernel_fits(input_shape: Sequence[int], weight_shape: Sequence[int], p: Params) -> None:
-    sizes = [i + lo + hi for i, lo, hi in zip(input_shape[2:], p.pad_lo, p.pad_hi, strict=True)]
+    sizes = [i + lo + hi for i, lo, hi in zip(input_shape[2:], *sides(p), strict=True)]
     reach = [d * (k - 1) + 1 for d, k in zip(p.dilation, weight_shape[2:], strict=True)]
     if any(s < r for s, r in zip(sizes, reach, strict=True)):
         raise RuntimeError(
@@ -329,7 +335,7 @@ def transposed_sizes(sizes: Sequence[int], kernel: Sequence[int], p: Params) -> 
     return tuple(
         (i - 1) * s - lo - hi + d * (k - 1) + 1 + extra
         for i, k, s, lo, hi, d, extra in zip(
-            sizes, kernel, p.stride, p.pad_lo, p.pad_hi, p.dilation, p.output_padding, strict=True
+            sizes, kernel, p.stride, *sides(p), p.dilation, p.output_padding, strict=True
         )
     )
 
@@ -412,7 +418,7 @@ def output_shape(input_shape: Sequence[int], weight_shape: Sequence[int], p: Par
         spatial = tuple(
             (i + lo + hi - (d * (k - 1) + 1)) // s + 1
             for i, k, s, lo, hi, d in zip(
-                input_shape[2:], weight_shape[2:], p.stride, p.pad_lo, p.pad_hi, p.dilation, strict=True
+                input_shape[2:], weight_shape[2:], p.stride, *sides(p), p.dilation, strict=True
             )
         )
     if input_shape[1] == 0:

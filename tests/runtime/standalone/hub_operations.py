@@ -9,6 +9,7 @@ import importlib.util
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -115,14 +116,19 @@ def check_triton(kernel: Any) -> None:
     package = getattr(kernel, kernel.__all__[-1]).__module__.rpartition(".")[0]
     expect = sys.modules[f"{package}._operators"]._expect_triton
     for chip, release, taken in (
-        ((10, 0), "3.6.0", False),
-        ((10, 0), "3.7.1", True),
-        ((9, 0), "3.6.0", True),
+        ("sm_100", "3.6.0", False),
+        ("sm_100", "3.7.1", True),
+        ("sm_90", "3.6.0", True),
+        ("gfx1250", "3.6.0", False),
+        ("gfx942", "3.6.0", True),
     ):
+        amd = None if chip.startswith("sm_") else "7.0"
+        number = 0 if amd else int(chip.removeprefix("sm_"))
+        about = SimpleNamespace(major=number // 10, minor=number % 10, gcnArchName=f"{chip}:xnack-")
         expect.cache_clear()
         with (
-            mock.patch("torch.cuda.get_device_capability", lambda _, chip=chip: chip),
-            mock.patch("torch.version.cuda", "13.0"),
+            mock.patch("torch.cuda.get_device_properties", lambda _, about=about: about),
+            mock.patch("torch.version.hip", amd),
             mock.patch("triton.__version__", release),
         ):
             try:

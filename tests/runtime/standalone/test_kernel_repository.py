@@ -3,11 +3,13 @@ refused. The loader itself is in tests/integrations."""
 
 from __future__ import annotations
 
+import ast
 import base64
 import csv
 import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -17,8 +19,9 @@ import pytest
 from transconv.__main__ import main
 from transconv.ir import DTYPES
 from transconv.runtime.standalone import operation_names, repository_files
+from transconv.runtime.standalone.kernel_repository import _package_files
 from transconv.support import ComputeError, ProblemError, Unsupported
-from transconv.target import Target
+from transconv.target import TARGETS, Target
 
 SCRIPT = Path(__file__).with_name("hub_operations.py")
 TEXTS = """# any size, without gradients
@@ -48,6 +51,13 @@ def run(folder: Path, loader: str) -> str:
     )
     assert made.returncode == 0, made.stderr[-3000:]
     return made.stdout
+
+
+def test_chips_that_ask_for_a_later_triton() -> None:
+    """A folder names those of every maker, by the names that a device gives itself."""
+    (line,) = re.findall(r"^RELEASES = (.*)$", _package_files((), ())["_operators.py"], re.MULTILINE)
+    assert ast.literal_eval(line) == {name: t.since for name, t in TARGETS.items() if t.since}
+    assert {"sm_100", "gfx1250"} <= {*ast.literal_eval(line)}
 
 
 @pytest.mark.slow

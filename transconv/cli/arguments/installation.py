@@ -97,7 +97,7 @@ class Dependency:
 
 # The oldest versions equal those of pyproject.toml; a test compares them.
 PACKAGES = (
-    Dependency("torch", "2.11", "2.13"),
+    Dependency("torch", "2.10", "2.13"),
     Dependency("triton", "3.6", "3.9"),
     Dependency(
         "numpy",

@@ -167,10 +167,9 @@ def _package_files(operations: Sequence[ExportedModule], texts: Sequence[Planned
             functions=[list(launcher_lines(t)) for t in texts],
             texts=[{**text_record(t), "follows_call": t.follows_call} for t in texts],
         ),
-        # The first release of Triton to compile for a compute capability, of those that ask for one.
+        # The first release of Triton to compile for a chip, of those that ask for one.
         "_operators.py": _rendered(
-            "_operators.py",
-            releases={divmod(int(t.arch), 10): t.since for t in TARGETS.values() if t.since},
+            "_operators.py", releases={t.name: t.since for t in TARGETS.values() if t.since}
         ),
         "layers.py": _rendered("layers.py", layers=[(o.module, o.layers) for o in operations if o.layers]),
         "__init__.py": _rendered(

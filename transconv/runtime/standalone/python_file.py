@@ -80,6 +80,7 @@ def _top(package: PlanPackage) -> dict[str, Any]:
         "target": target,
         "triton": f"made with {triton_version()}",
         "since": package.target.since,
+        "why_since": package.target.why_since.rstrip(","),
         "imports": sorted(imports, key=lambda i: (i.startswith("from"), i)),
         "waits": used,
         "kernels": kernels,
