@@ -53,11 +53,15 @@ def reference(elements: int) -> int:
 
 
 def examples(elements: int, computes: Iterable[Compute]) -> tuple[int, ...]:
-    """The numbers of samples that schedules are chosen for: the reference, and one and many, if kernels
-    with different tiles may add up alike; where many are far from the reference, one between them."""
+    """The numbers of samples that plans are made for: several, if kernels with different tiles may add up
+    alike."""
+    return several(elements) if all(map(adds_alike, computes)) else (reference(elements),)
+
+
+def several(elements: int) -> tuple[int, ...]:
+    """The numbers of samples that schedules are weighed for: one, the reference, and many; where these are
+    far from the reference, one between them."""
     few = reference(elements)
-    if not all(map(adds_alike, computes)):
-        return (few,)
     many = max(MANY, TIMES * few)
     between = (TIMES * few,) if many >= TIMES**2 * few else ()
     return tuple([n for n in (1, few, *between, many) if n * max(1, elements) <= LARGEST or n <= few])
@@ -176,10 +180,27 @@ def with_reference(compute: Compute, name: str, count: int) -> Compute:
 
 def in_bands(compute: Compute) -> tuple[int, ...]:
     """The ``examples`` of the number of samples, if that is the one size that is an argument."""
+    return examples(_each(compute, *compute.named.names), (compute,)) if _is_any_batch(compute) else ()
+
+
+def for_batches(compute: Compute) -> list[Compute]:
+    """The computation with each of ``several`` numbers of samples as the example; itself alone, if sizes
+    beside it are arguments, too."""
+    if not _is_any_batch(compute):
+        return [compute]
+    (name,) = compute.named.names
+    return [_with_example(compute, name, n) for n in several(_each(compute, name))]
+
+
+def _is_any_batch(compute: Compute) -> bool:
+    """Whether the number of samples is the one size that is an argument."""
     named, axis = compute.named, batch_axis(compute)
-    if named is None or len(named.names) > 1 or axis is None or compute.axis(axis).extent is None:
-        return ()
-    return examples(_each(compute, *named.names), (compute,))
+    return (
+        named is not None
+        and len(named.names) == 1
+        and axis is not None
+        and compute.axis(axis).extent is not None
+    )
 
 
 def _each(compute: Compute, name: str) -> int:

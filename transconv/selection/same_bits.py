@@ -25,10 +25,10 @@ from functools import lru_cache
 from math import inf, log, prod
 from typing import NamedTuple
 
-from transconv.compute import Compute, Workload, in_bands
+from transconv.compute import Compute, Workload, for_batches, in_bands
 from transconv.cost import estimate, is_small
 from transconv.schedule import Schedule, Word, registered_words, why_not
-from transconv.selection.candidates import Listed, shortlist
+from transconv.selection.candidates import KEPT, Listed, shortlist
 from transconv.selection.candidates import forget as forget_lists
 from transconv.selection.choice import COUNT, SLACK, Choice, at_several, lasts, ranked, tuned
 from transconv.selection.tuning_db import machine, rows_of
@@ -66,11 +66,27 @@ def with_same_bits(count: int, compute: Compute, target: Target, workload: Workl
         choices = _spared(_within(group, own, bands, target, words), group, own, target)[:count]
         return [Listed(c.schedule, c.why, c.row is not None, c.is_close) for c in choices]
     found: dict[Schedule, Listed] = {}
-    for listed in shortlist(count, compute, target, workload):
+    for listed in _for_all(count, compute, target, workload):
         schedule = _steady(listed.schedule, compute, target)
         if schedule is not None:
             found.setdefault(schedule, replace(listed, schedule=schedule))
     return [*found.values()]
+
+
+def _for_all(count: int, compute: Compute, target: Target, workload: Workload) -> list[Listed]:
+    """The shortlist of a computation that has one plan; where the number of samples is an argument, of
+    those for few and for many, too, that first which takes the smallest multiple of the best ones' time,
+    by their estimates, in the geometric mean."""
+    each = for_batches(compute)
+    if len(each) == 1:
+        return shortlist(count, compute, target, workload)
+    most = max(count, KEPT)
+    found = {k.schedule: k for c in (*each, compute) for k in shortlist(most, c, target, workload)}
+    legal = [s for s in found if why_not(s, compute, target) is None]
+    us = [[estimate(s, c, target) for s in legal] for c in each]
+    ratios = [sum(log(u / min(own)) for u, own in zip(row, us, strict=True)) for row in zip(*us, strict=True)]
+    mean = dict(zip(legal, ratios, strict=True))
+    return [found[s] for s in sorted(legal, key=lambda s: (not found[s].tuned, mean[s]))][:count]
 
 
 def _steady(schedule: Schedule, compute: Compute, target: Target) -> Schedule | None:

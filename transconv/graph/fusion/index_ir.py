@@ -204,8 +204,9 @@ class Factor:
 class ProductSum(Piece):
     """A sum of products over axes of its own: names and sizes, those that are summed, the two factors,
     and the position of the result. ``math``: how f32 is multiplied. ``others``: the same for the other
-    parts of a result that takes several computations, as the phases of a stride do. ``relation``: the
-    convolution whose sums these are. ``instead``: another product of the same values."""
+    parts of a result that takes several computations, as the phases of a stride do. ``prop``: the
+    direction of a convolution whose sums these are, and ``relation``, where no size is a name, its
+    problem, too. ``instead``: another product of the same values."""
 
     axes: tuple[tuple[str, Length], ...]
     summed: tuple[str, ...]
@@ -213,12 +214,13 @@ class ProductSum(Piece):
     at: Index
     math: str = "ieee"
     others: tuple[ProductSum, ...] = ()
+    prop: Prop | None = None
     relation: tuple[ConvProblem, Prop] | None = None
     instead: Instead | None = None
 
     def become(self, other: ProductSum) -> None:
         """Be computed as another product of the same values."""
-        for name in ("label", "axes", "summed", "factors", "at", "math", "others", "relation", "instead"):
+        for name in "label axes summed factors at math others prop relation instead".split():
             setattr(self, name, getattr(other, name))
 
     @property
@@ -321,9 +323,9 @@ def _beside(piece: Piece) -> Iterator[Piece]:
 
 def _own(product: ProductSum) -> Iterator[Piece]:
     """The images of a convolution."""
-    if product.relation is None:
+    prop = product.prop
+    if prop is None:
         return
-    prop = product.relation[1]
     for name, factor in zip(prop.operands, product.factors, strict=True):
         if name != "wei":
             yield factor.of
