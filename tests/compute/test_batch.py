@@ -36,6 +36,20 @@ GRADIENT = """compute gradient
     read   x = X[m, k]
     store  W[n, k] = sum(g*x; m)
 """
+SCALED = """compute scaled
+    tensor X f32 [{n}, 64]
+    tensor W f32 [32, 64]
+    tensor S f32 [32]
+    tensor B f32 [32, 1]
+    tensor Y f32 [{n}, 32]
+    axes   m={n} n=32 | k=64
+    read   x = X[m, k]
+    read   w = W[n, k]
+    let    acc = sum(x*w; k)
+    read   s = S[n]
+    read   b = B[n, 0]
+    store  Y[m, n] = acc*s + b
+"""
 HALVES = """compute halves
     tensor X f32 [{two}, 8]
     axes   n={n} half=2 k=8
@@ -56,7 +70,7 @@ def test_the_number_of_samples_is_a_name() -> None:
     assert of_any_batch(form) is form
 
 
-@pytest.mark.parametrize("text", [LINEAR, GRADIENT, HALVES])
+@pytest.mark.parametrize("text", [LINEAR, GRADIENT, HALVES, SCALED])
 def test_all_batches_have_one_form(text: str) -> None:
     made = {n: parse(text.format(n=n, two=2 * n)) for n in (1, 2, 5, 32, 64)}
     assert len({of_any_batch(c) for c in made.values()}) == 1
@@ -67,10 +81,16 @@ def test_all_batches_have_one_form(text: str) -> None:
 
 @pytest.mark.parametrize(
     ("text", "axis"),
-    [(LINEAR.format(n=32), "m"), (GRADIENT.format(n=32), "m"), (HALVES.format(n=3, two=6), "n")],
+    [
+        (LINEAR.format(n=32), "m"),
+        (GRADIENT.format(n=32), "m"),
+        (HALVES.format(n=3, two=6), "n"),
+        (SCALED.format(n=5), "m"),
+    ],
 )
 def test_samples_lie_along_the_first_dims(text: str, axis: str) -> None:
-    """Also where a weight has as many rows as there are samples."""
+    """Also where a weight has as many rows as there are samples, and where more tensors have as many
+    elements as the weight has rows."""
     compute = parse(text)
     found = batch_axis(compute)
     assert found == axis or (

@@ -10,7 +10,8 @@ number of samples is a name.
         ...                                         ...
 
 Samples lie along the first dims: the batch is the axis that moves through the first dim of the most
-tensors, in doubt of the first one that is read. The examples of the name follow from what one sample has
+tensors, in doubt of the first one that is read. Vectors beside larger tensors, such as scales of features,
+are none of these. The examples of the name follow from what one sample has
 (``examples``). A batch has the form with the nearest of them, so that few samples have another schedule
 than many, with sums that are grouped alike (selection/same_bits.py):
 
@@ -139,7 +140,9 @@ def _rounds_alike(compute: Compute) -> bool:
 def batch_axis(compute: Compute) -> str | None:
     """The axis along which a computation's tensors hold samples; None if it has none."""
     votes: Counter[str] = Counter()
-    for view in {v.tensor: v for v in compute.views()}.values():
+    views = {v.tensor: v for v in compute.views()}.values()
+    wide = [v for v in views if any(n != 1 for n in v.tensor.shape[1:])]
+    for view in wide or views:
         if view.dims and len(seen := compute.roots(view.dims[0].coord)) == 1:
             votes.update(seen)  # the first one stays the first of equals
     return votes.most_common(1)[0][0] if votes else None
