@@ -86,16 +86,19 @@ def fewest(each: Sequence[int]) -> list[int]:
 
 def adds_alike(compute: Compute) -> bool:
     """Whether kernels with different tiles may have the same bits: those of sums of products by a matrix
-    unit, which depthwise ones do not use. Other sums are added across lanes, as the tile has them."""
-    return (
-        compute.factors is not None
-        and not compute.statistics
-        and not compute.added
-        and compute.acc is not ir.f64
-        and (compute.math == "tf32" or all(f.var.type.bits == 16 for f in compute.factors))
-        and _is_of_matrices(compute)
-        and _rounds_alike(compute)
-    )
+    unit, and depthwise ones, whose terms are added one after another. Other sums are added across lanes,
+    as the tile has them."""
+    if compute.factors is None or compute.statistics or compute.added or compute.acc is ir.f64:
+        return False
+    short = all(f.var.type.bits == 16 for f in compute.factors)  # products of these are not rounded
+    units = (compute.math == "tf32" or short) and _is_of_matrices(compute)
+    return (units or (short and _is_depthwise(compute))) and _rounds_alike(compute)
+
+
+def _is_depthwise(compute: Compute) -> bool:
+    """Whether each feature of a result is a sum over a window of one feature."""
+    kinds = {k: prod(x.size for x in compute.axes_of(k)) for k in "BMNK"}
+    return min(kinds["B"], kinds["K"]) > 1 and kinds["N"] == 1
 
 
 def _is_of_matrices(compute: Compute) -> bool:

@@ -111,17 +111,33 @@ Groups = dict[Hashable, list[Choice]]
 
 def grouping(schedule: Schedule, compute: Compute) -> Hashable:
     """What decides the bits of a product's sums: the terms of a step, the order of steps, the parts, the
-    unit and its instruction. Without a matrix unit all of the schedule may; nothing if there are no terms,
-    as in a stride phase that no position of a window has."""
+    unit and its instruction. Without a matrix unit the order of terms that are added one after another,
+    else all of the schedule may; nothing if there are no terms, as in a stride phase that no position of a
+    window has."""
     if not _terms(compute):
         return ()
     if schedule.unit != "mma" or compute.b is None:
-        return schedule
+        return chain(schedule, compute) or schedule
     order = [a for a in schedule.order.split(".") if a] or [x.name for x in compute.axes_of("K")]
     blocks = {a: b for b in schedule.blocks if b.extent > 1 for a in b.axes}
     loops = tuple(blocks.get(a, a) for a in order if a not in blocks or blocks[a].first == a)
     parts = (schedule.split_k, schedule.deal, schedule.merge)
     return (loops, *parts, is_small(schedule, compute), conversion(schedule, compute))
+
+
+def chain(schedule: Schedule, compute: Compute) -> tuple[str, ...]:
+    """The summed axes of a product whose terms are added one after another in registers, the slowest first:
+    those of loops, then those whose positions are written out, of which the last is the slowest. Empty
+    where terms are added in lanes or parts, or where positions are written out in several steps."""
+    own = [x for x in compute.axes_of("K") if x.size > 1]
+    blocks = {x.name: b for x in own if (b := schedule.block_of(x.name)) and b.extent > 1}
+    whole = all(schedule.in_registers(b) and b.extent == compute.size(a) for a, b in blocks.items())
+    parts = schedule.split_k > 1 or schedule.merge > 1 or schedule.late
+    if schedule.unit != "fma" or compute.b is None or not whole or parts:
+        return ()
+    order = [a for a in schedule.order.split(".") if a] or [x.name for x in own]
+    loops = [a for a in order if a not in blocks and compute.size(a) > 1]
+    return (*loops, *reversed([a for a in order if a in blocks]))
 
 
 def conversion(schedule: Schedule, compute: Compute) -> str:
