@@ -163,12 +163,17 @@ SUM = "compute s\n axes m={n} | k=64\n read x = X[m, k]\n store Y[m] = sum(x; k)
 
 def test_sums_without_a_matrix_unit_have_one_example() -> None:
     """The tile decides how lanes are added. Depthwise products, and windows of one or two features, do not
-    use the unit."""
+    use the unit; the former add one term after another, where their products are not rounded."""
     assert len(in_bands(of_any_batch(parse(SUM.format(n=5))))) == 1
-    for text in ("g64mb8ic64ih28oc64oh28kh3ph1 dt=bf16 tag=nhwc", "mb8ic1ih28oc2oh28kh3ph1 dt=f16"):
-        for prop in (Prop.FWD, Prop.BWD_D):
+    depthwise = "g64mb8ic64ih28oc64oh28kh3ph1 tag=nhwc"
+    for text, counts in (
+        (f"{depthwise} dt=bf16", (3, 3, 1)),
+        (f"{depthwise} dt=f32", (1, 1, 1)),
+        ("mb8ic1ih28oc2oh28kh3ph1 dt=f16", (1, 1)),
+    ):
+        for prop, count in zip(Prop, counts, strict=False):
             form = ConvWorkload(ConvProblem.parse(text), prop).of_any_batch()[0]
-            assert len(in_bands(form.computations[0])) == 1
+            assert len(in_bands(form.computations[0])) == count
 
 
 BEHIND = """compute behind

@@ -97,8 +97,9 @@ def adds_alike(compute: Compute) -> bool:
 
 def _is_depthwise(compute: Compute) -> bool:
     """Whether each feature of a result is a sum over a window of one feature."""
-    kinds = {k: prod(x.size for x in compute.axes_of(k)) for k in "BMNK"}
-    return min(kinds["B"], kinds["K"]) > 1 and kinds["N"] == 1
+    kinds, axis = {k: prod(x.size for x in compute.axes_of(k)) for k in "BMNK"}, batch_axis(compute)
+    is_window = axis is not None and compute.kind(axis) != "K"
+    return is_window and min(kinds["B"], kinds["K"]) > 1 and kinds["N"] == 1
 
 
 def _is_of_matrices(compute: Compute) -> bool:
