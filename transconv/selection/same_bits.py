@@ -83,10 +83,11 @@ def _for_all(count: int, compute: Compute, target: Target, workload: Workload) -
     most = max(count, KEPT)
     found = {k.schedule: k for c in (*each, compute) for k in shortlist(most, c, target, workload)}
     legal = [s for s in found if why_not(s, compute, target) is None]
-    us = [[estimate(s, c, target) for s in legal] for c in each]
-    ratios = [sum(log(u / min(own)) for u, own in zip(row, us, strict=True)) for row in zip(*us, strict=True)]
-    mean = dict(zip(legal, ratios, strict=True))
-    return [found[s] for s in sorted(legal, key=lambda s: (not found[s].tuned, mean[s]))][:count]
+    price = dict.fromkeys(legal, 0.0)
+    for c in each:
+        us = {s: estimate(s, c, target) for s in legal}
+        price = {s: price[s] + log(us[s] / min(us.values())) for s in legal}
+    return [found[s] for s in sorted(legal, key=lambda s: (not found[s].tuned, price[s]))][:count]
 
 
 def _steady(schedule: Schedule, compute: Compute, target: Target) -> Schedule | None:
@@ -126,18 +127,17 @@ def grouping(schedule: Schedule, compute: Compute) -> Hashable:
 
 
 def chain(schedule: Schedule, compute: Compute) -> tuple[str, ...]:
-    """The summed axes of a product whose terms are added one after another in registers, the slowest first:
-    those of loops, then those whose positions are written out, of which the last is the slowest. Empty
-    where terms are added in lanes or parts, or where positions are written out in several steps."""
-    own = [x for x in compute.axes_of("K") if x.size > 1]
-    blocks = {x.name: b for x in own if (b := schedule.block_of(x.name)) and b.extent > 1}
+    """The summed axes of a product whose terms are added one after another in registers, the slowest
+    first: those of loops, then those whose positions are written out, of which the last is the slowest.
+    Empty where terms are added in lanes or parts, or where positions are written out in several steps."""
+    own = [x.name for x in compute.axes_of("K") if x.size > 1]
+    blocks = {a: b for a in own if (b := schedule.block_of(a)) and b.extent > 1}
     whole = all(schedule.in_registers(b) and b.extent == compute.size(a) for a, b in blocks.items())
     parts = schedule.split_k > 1 or schedule.merge > 1 or schedule.late
     if schedule.unit != "fma" or compute.b is None or not whole or parts:
         return ()
-    order = [a for a in schedule.order.split(".") if a] or [x.name for x in own]
-    loops = [a for a in order if a not in blocks and compute.size(a) > 1]
-    return (*loops, *reversed([a for a in order if a in blocks]))
+    order = [a for a in schedule.order.split(".") if a in own] or own
+    return (*(a for a in order if a not in blocks), *(a for a in reversed(order) if a in blocks))
 
 
 def conversion(schedule: Schedule, compute: Compute) -> str:

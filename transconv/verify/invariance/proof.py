@@ -23,9 +23,9 @@ The tree of a sum says which terms a schedule adds to which, and when, as expres
     lane = (mb*3136 + oh*56 + ow) % 64       a term's place in it
     part = step % 14, turn = step // 14      the program that adds the step, and after how many others
 
-The tile alone decides how terms of one step are added, and depthwise kernels add one after another; steps of one part are added one after another, and
-so are parts, by a second kernel. So two sums of which all terms have the same part, turn and lane are
-grouped alike. A name that occurs in none of these expressions changes no grouping.
+The tile alone decides how terms of one step are added; depthwise kernels may add one term after another,
+whatever the tile is. Steps of one part are added one after another, and so are parts, by a second kernel.
+So two sums of which all terms have the same part, turn and lane are grouped alike. A name that occurs in none of these expressions changes no grouping.
 """
 
 from __future__ import annotations
