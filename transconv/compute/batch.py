@@ -187,27 +187,24 @@ def with_reference(compute: Compute, name: str, count: int) -> Compute:
 
 def in_bands(compute: Compute) -> tuple[int, ...]:
     """The ``examples`` of the number of samples, if that is the one size that is an argument."""
-    return examples(_each(compute, *compute.named.names), (compute,)) if _is_any_batch(compute) else ()
+    name = _batch_name(compute)
+    return examples(_each(compute, name), (compute,)) if name else ()
 
 
 def for_batches(compute: Compute) -> list[Compute]:
     """The computation with each of ``several`` numbers of samples as the example; itself alone, if sizes
     beside it are arguments, too."""
-    if not _is_any_batch(compute):
-        return [compute]
-    (name,) = compute.named.names
-    return [_with_example(compute, name, n) for n in several(_each(compute, name))]
+    name = _batch_name(compute)
+    each = several(_each(compute, name)) if name else ()
+    return [_with_example(compute, name, n) for n in each] or [compute]
 
 
-def _is_any_batch(compute: Compute) -> bool:
-    """Whether the number of samples is the one size that is an argument."""
+def _batch_name(compute: Compute) -> str:
+    """The name of the number of samples, if that is the one size that is an argument; else empty."""
     named, axis = compute.named, batch_axis(compute)
-    return (
-        named is not None
-        and len(named.names) == 1
-        and axis is not None
-        and compute.axis(axis).extent is not None
-    )
+    if named is None or len(named.names) > 1 or axis is None or compute.axis(axis).extent is None:
+        return ""
+    return named.names[0]
 
 
 def _each(compute: Compute, name: str) -> int:

@@ -129,12 +129,14 @@ def grouping(schedule: Schedule, compute: Compute) -> Hashable:
 def chain(schedule: Schedule, compute: Compute) -> tuple[str, ...]:
     """The summed axes of a product whose terms are added one after another in registers, the slowest
     first: those of loops, then those whose positions are written out, of which the last is the slowest.
-    Empty where terms are added in lanes or parts, or where positions are written out in several steps."""
-    own = [x.name for x in compute.axes_of("K") if x.size > 1]
+    Empty where terms are added in lanes or parts, where positions are written out in several steps, and
+    where products are rounded, which those of 16 bits are not in f32."""
+    exact = compute.factors is not None and all(f.var.type.bits == 16 for f in compute.factors)
+    own = [x.name for x in compute.axes_of("K") if x.size > 1 or x.extent is not None]
     blocks = {a: b for a in own if (b := schedule.block_of(a)) and b.extent > 1}
     whole = all(schedule.in_registers(b) and b.extent == compute.size(a) for a, b in blocks.items())
     parts = schedule.split_k > 1 or schedule.merge > 1 or schedule.late
-    if schedule.unit != "fma" or compute.b is None or not whole or parts:
+    if schedule.unit != "fma" or not exact or not whole or parts:
         return ()
     order = [a for a in schedule.order.split(".") if a in own] or own
     return (*(a for a in order if a not in blocks), *(a for a in reversed(order) if a in blocks))
