@@ -241,7 +241,7 @@ class _Relation(NamedTuple):
 
     computes: tuple[Compute, ...]
     prop: Prop
-    problem: ConvProblem | None
+    problem: tuple[ConvProblem, Prop] | None
     sizes: dict[str, SymbolicSize]
 
     def of(self, e: Expr) -> Expr:
@@ -266,7 +266,7 @@ def _relation(
         named = zip(("mb", *(f"i{n}" for n in problem.spatial)), (src[0], *src[2:]), strict=True)
         sizes = {name: n for name, n in named if isinstance(n, SymbolicSize)}
         if not sizes:
-            return _Relation(computes(problem, prop), prop, problem, {})
+            return _Relation(computes(problem, prop), prop, (problem, prop), {})
         made = any_size(problem, prop, frozenset(sizes))
     except (TransconvError, ValueError) as error:
         raise NotOurs(str(error)) from None
@@ -331,8 +331,7 @@ def _product(
     first, *others = [_one(c, found, given, shape, dtype, label) for c in found.computes]
     first.others = tuple(others)
     for part in (first, *others):
-        part.relation = found.problem and (found.problem, found.prop)
-        part.prop = found.prop
+        part.prop, part.relation = found.prop, found.problem
     return first
 
 
