@@ -36,6 +36,20 @@ GRADIENT = """compute gradient
     read   x = X[m, k]
     store  W[n, k] = sum(g*x; m)
 """
+SCALED = """compute scaled
+    tensor X f32 [{n}, 64]
+    tensor W f32 [32, 64]
+    tensor S f32 [32]
+    tensor B f32 [32, 1]
+    tensor Y f32 [{n}, 32]
+    axes   m={n} n=32 | k=64
+    read   x = X[m, k]
+    read   w = W[n, k]
+    let    acc = sum(x*w; k)
+    read   s = S[n]
+    read   b = B[n, 0]
+    store  Y[m, n] = acc*s + b
+"""
 HALVES = """compute halves
     tensor X f32 [{two}, 8]
     axes   n={n} half=2 k=8
@@ -56,7 +70,7 @@ def test_the_number_of_samples_is_a_name() -> None:
     assert of_any_batch(form) is form
 
 
-@pytest.mark.parametrize("text", [LINEAR, GRADIENT, HALVES])
+@pytest.mark.parametrize("text", [LINEAR, GRADIENT, HALVES, SCALED])
 def test_all_batches_have_one_form(text: str) -> None:
     made = {n: parse(text.format(n=n, two=2 * n)) for n in (1, 2, 5, 32, 64)}
     assert len({of_any_batch(c) for c in made.values()}) == 1
@@ -67,10 +81,16 @@ def test_all_batches_have_one_form(text: str) -> None:
 
 @pytest.mark.parametrize(
     ("text", "axis"),
-    [(LINEAR.format(n=32), "m"), (GRADIENT.format(n=32), "m"), (HALVES.format(n=3, two=6), "n")],
+    [
+        (LINEAR.format(n=32), "m"),
+        (GRADIENT.format(n=32), "m"),
+        (HALVES.format(n=3, two=6), "n"),
+        (SCALED.format(n=5), "m"),
+    ],
 )
 def test_samples_lie_along_the_first_dims(text: str, axis: str) -> None:
-    """Also where a weight has as many rows as there are samples."""
+    """Also where a weight has as many rows as there are samples, and where more tensors have as many
+    elements as the weight has rows."""
     compute = parse(text)
     found = batch_axis(compute)
     assert found == axis or (
@@ -143,12 +163,17 @@ SUM = "compute s\n axes m={n} | k=64\n read x = X[m, k]\n store Y[m] = sum(x; k)
 
 def test_sums_without_a_matrix_unit_have_one_example() -> None:
     """The tile decides how lanes are added. Depthwise products, and windows of one or two features, do not
-    use the unit."""
+    use the unit; the former add one term after another, where their products are not rounded."""
     assert len(in_bands(of_any_batch(parse(SUM.format(n=5))))) == 1
-    for text in ("g64mb8ic64ih28oc64oh28kh3ph1 dt=bf16 tag=nhwc", "mb8ic1ih28oc2oh28kh3ph1 dt=f16"):
-        for prop in (Prop.FWD, Prop.BWD_D):
+    depthwise = "g64mb8ic64ih28oc64oh28kh3ph1 tag=nhwc"
+    for text, counts in (
+        (f"{depthwise} dt=bf16", (3, 3, 1)),
+        (f"{depthwise} dt=f32", (1, 1, 1)),
+        ("mb8ic1ih28oc2oh28kh3ph1 dt=f16", (1, 1)),
+    ):
+        for prop, count in zip(Prop, counts, strict=False):
             form = ConvWorkload(ConvProblem.parse(text), prop).of_any_batch()[0]
-            assert len(in_bands(form.computations[0])) == 1
+            assert len(in_bands(form.computations[0])) == count
 
 
 BEHIND = """compute behind

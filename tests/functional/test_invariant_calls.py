@@ -104,6 +104,10 @@ LYING: dict[str, tuple[Callable[[Tensor], Tensor], Tensor]] = {
         lambda x: transconv.fused_conv2d(x, FILTERS, epilogue=lambda acc, s: acc * s, operands=[SCALE]),
         torch.randn(SAMPLES, 3, 5, 5),
     ),
+    "batch_norm": (
+        lambda x: F.batch_norm(x, SCALE[:, 0, 0], SCALE[:, 0, 0] ** 2, SCALE[:, 0, 0], SCALE[:, 0, 0]),
+        torch.randn(SAMPLES, 6, 5, 5),
+    ),
     "gradient": (input_gradient, torch.randn(SAMPLES, 3, 5, 5)),
     "linear": (lambda x: F.linear(x, ROWS), torch.randn(SAMPLES, 15)),
     "softmax": (lambda x: F.softmax(x, 1), torch.randn(SAMPLES, 7, 5)),

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-import pytest
+import itertools
 
+import numpy as np
+import pytest
+import torch
+
+from transconv.compute import Alone, in_bands, parse, with_reference
 from transconv.conv import ConvProblem, ConvWorkload, Prop
+from transconv.cost import estimate
 from transconv.runtime import Plan, build
 from transconv.schedule import Schedule
-from transconv.selection import grouped_alike, grouping, with_same_bits
+from transconv.selection import chain, grouped_alike, grouping, shortlist, with_same_bits
 from transconv.support import ScheduleError
 from transconv.target import TARGETS
 from transconv.verify.invariance.proof import reduction_tree
@@ -98,6 +104,81 @@ def test_factors_of_all_plans_are_rounded_to_tf32_or_cut() -> None:
         for rest in ("a=gather b=gather | warps=4", "a=box b=box | swap=1 stages=4 warps=4 via=gluon")
     )
     assert rounded != cut  # the certificate, too, has no such plans
+
+
+DEPTHWISE = parse("""compute depthwise
+    sizes  S=2 in 1..64
+    tensor X bf16 [S, 3, 5, 6, 8]
+    tensor W bf16 [8, 2, 3, 3]
+    axes   g=8 n=S h=5 w=6 | kd=2 kh=3 kw=3
+    read   x = X[n, kd + 1, h + kh - 1, w + kw - 1, g]
+    read   y = W[g, kd, kh, kw]
+    store  Y[n, h, w, g] = sum(x*y; kd kh kw)
+""")
+CHAINS = {
+    "n.h.w:16 g:8 | fma | unroll=1": "kd kh kw",
+    "n.h.w:16 g:8 | fma | order=kw.kh.kd": "kw kh kd",
+    "n.h:8 w:3 kw:3 g:8 | fma | regs=w.kw": "kd kh kw",
+    "n.h:8 w:3 kh:3 g:8 | fma | regs=w.kh": "kd kw kh",
+    "n.h:8 w:3 kh:3 kw:3 g:8 | fma | regs=w.kh.kw": "kd kw kh",
+    "n.h:8 w:3 kw:3 kh:3 g:8 | fma | regs=kw.w.kh": "kd kw kh",
+    "n.h:8 w:3 kd:2 kh:3 kw:3 g:8 | fma | regs=w.kd.kh.kw": "kw kh kd",
+    "n.h:8 kh:3 kw:3 g:8 | fma | regs=kh.kw order=kw.kh.kd": "kd kh kw",
+    "n.h.w:16 kw:4 g:8 | fma": "",  # in lanes
+    "n.h:8 w:3 kw:2 g:8 | fma | regs=w.kw": "",
+}
+
+
+@pytest.mark.parametrize("text", CHAINS)
+def test_terms_are_added_one_after_another(text: str) -> None:
+    """In the order that the grouping says: by adding them up in NumPy."""
+    schedule, generator = Schedule.parse(text), torch.Generator().manual_seed(1)
+    order = chain(schedule, DEPTHWISE)
+    assert " ".join(order) == CHAINS[text]
+    assert grouping(schedule, DEPTHWISE) == (order or schedule)
+    if not order:
+        return
+    x, w = (torch.randn(s, generator=generator).bfloat16() for s in ((2, 3, 5, 6, 8), (8, 2, 3, 3)))
+    y = torch.empty(2, 5, 6, 8)
+    build(Alone(DEPTHWISE), TARGETS["interpreter"], schedule, None, True, Plan).at({"S": 2}).launch(
+        X=x, W=w, Y=y
+    )
+    padded, total = np.pad(x.float().numpy(), ((0, 0), (0, 0), (1, 1), (1, 1), (0, 0))), np.float32(0)
+    for at in itertools.product(*[range(DEPTHWISE.size(a)) for a in order]):
+        kd, kh, kw = (dict(zip(order, at, strict=True))[a] for a in ("kd", "kh", "kw"))
+        seen = padded[:, kd + 1, kh : kh + 5, kw : kw + 6]
+        total = total + seen * w[:, kd, kh, kw].float().numpy()
+    assert np.array_equal(y.numpy(), total)
+
+
+def test_depthwise_kernels_for_few_and_many_samples_add_alike() -> None:
+    compute = parse(str(DEPTHWISE).replace("S=2 in 1..64", "S=2 in 1..65536"))
+    each = [with_reference(compute, "S", n) for n in in_bands(compute)]
+    chosen = [with_same_bits(3, c, SM90, Alone(c)) for c in each]
+    assert len(each) > 1 and len({k.schedule for own in chosen for k in own}) > 1
+    assert len({chain(k.schedule, compute) for own in chosen for k in own}) == 1
+    assert chain(chosen[0][0].schedule, compute)
+
+
+def test_one_schedule_for_all_batches_is_weighed_for_few_and_many() -> None:
+    """A norm with features last behind an image in torch's order: for 8 samples, but not for one, rows of
+    one warp are as good."""
+    norm = parse("""compute norm
+        sizes  S=8 in 1..65536
+        tensor X bf16 [S, 512, 16384]
+        tensor Y bf16 [S, 512, 16384] acb
+        axes   n=S g=32 | c=16 p=16384
+        read   x = X[n, g*16 + c, p]
+        let    mean = sum(x; c p) / 262144.0
+        let    d = x - mean
+        let    v = sum(d*d; c p)
+        store  Y[n, g*16 + c, p] = d*rsqrt(v)
+    """)
+    (chosen,) = with_same_bits(1, norm, SM90, Alone(norm))
+    for count in (1, 2, 8, 32):
+        at = norm.at(S=count)
+        best = shortlist(1, at, SM90, Alone(at))[0].schedule
+        assert estimate(chosen.schedule, at, SM90) <= 1.1 * estimate(best, at, SM90), count
 
 
 def test_a_grouping_has_several_schedules() -> None:

@@ -29,6 +29,7 @@ from transconv.compute.autodiff.reverse import reaches as reaches
 from transconv.compute.batch import BATCH as BATCH
 from transconv.compute.batch import batch_axis as batch_axis
 from transconv.compute.batch import fewest as fewest
+from transconv.compute.batch import for_batches as for_batches
 from transconv.compute.batch import in_bands as in_bands
 from transconv.compute.batch import nearest as nearest
 from transconv.compute.batch import of_any_batch as of_any_batch

@@ -10,7 +10,8 @@ number of samples is a name.
         ...                                         ...
 
 Samples lie along the first dims: the batch is the axis that moves through the first dim of the most
-tensors, in doubt of the first one that is read. The examples of the name follow from what one sample has
+tensors, in doubt of the first one that is read. Vectors beside larger tensors, such as scales of features,
+are none of these. The examples of the name follow from what one sample has
 (``examples``). A batch has the form with the nearest of them, so that few samples have another schedule
 than many, with sums that are grouped alike (selection/same_bits.py):
 
@@ -53,11 +54,15 @@ def reference(elements: int) -> int:
 
 
 def examples(elements: int, computes: Iterable[Compute]) -> tuple[int, ...]:
-    """The numbers of samples that schedules are chosen for: the reference, and one and many, if kernels
-    with different tiles may add up alike; where many are far from the reference, one between them."""
+    """The numbers of samples that plans are made for: several, if kernels with different tiles may add up
+    alike."""
+    return several(elements) if all(map(adds_alike, computes)) else (reference(elements),)
+
+
+def several(elements: int) -> tuple[int, ...]:
+    """The numbers of samples that schedules are weighed for: one, the reference, and many; where these are
+    far from the reference, one between them."""
     few = reference(elements)
-    if not all(map(adds_alike, computes)):
-        return (few,)
     many = max(MANY, TIMES * few)
     between = (TIMES * few,) if many >= TIMES**2 * few else ()
     return tuple([n for n in (1, few, *between, many) if n * max(1, elements) <= LARGEST or n <= few])
@@ -81,16 +86,20 @@ def fewest(each: Sequence[int]) -> list[int]:
 
 def adds_alike(compute: Compute) -> bool:
     """Whether kernels with different tiles may have the same bits: those of sums of products by a matrix
-    unit, which depthwise ones do not use. Other sums are added across lanes, as the tile has them."""
-    return (
-        compute.factors is not None
-        and not compute.statistics
-        and not compute.added
-        and compute.acc is not ir.f64
-        and (compute.math == "tf32" or all(f.var.type.bits == 16 for f in compute.factors))
-        and _is_of_matrices(compute)
-        and _rounds_alike(compute)
-    )
+    unit, and depthwise ones, whose terms are added one after another. Other sums are added across lanes,
+    as the tile has them."""
+    if compute.factors is None or compute.statistics or compute.added or compute.acc is ir.f64:
+        return False
+    short = all(f.var.type.bits == 16 for f in compute.factors)  # products of these are not rounded
+    units = (compute.math == "tf32" or short) and _is_of_matrices(compute)
+    return (units or (short and _is_depthwise(compute))) and _rounds_alike(compute)
+
+
+def _is_depthwise(compute: Compute) -> bool:
+    """Whether each feature of a result is a sum over a window of one feature."""
+    kinds, axis = {k: prod(x.size for x in compute.axes_of(k)) for k in "BMNK"}, batch_axis(compute)
+    is_window = axis is not None and compute.kind(axis) != "K"
+    return is_window and min(kinds["B"], kinds["K"]) > 1 and kinds["N"] == 1
 
 
 def _is_of_matrices(compute: Compute) -> bool:
@@ -135,7 +144,9 @@ def _rounds_alike(compute: Compute) -> bool:
 def batch_axis(compute: Compute) -> str | None:
     """The axis along which a computation's tensors hold samples; None if it has none."""
     votes: Counter[str] = Counter()
-    for view in {v.tensor: v for v in compute.views()}.values():
+    views = {v.tensor: v for v in compute.views()}.values()
+    wide = [v for v in views if any(n != 1 for n in v.tensor.shape[1:])]
+    for view in wide or views:
         if view.dims and len(seen := compute.roots(view.dims[0].coord)) == 1:
             votes.update(seen)  # the first one stays the first of equals
     return votes.most_common(1)[0][0] if votes else None
@@ -176,10 +187,24 @@ def with_reference(compute: Compute, name: str, count: int) -> Compute:
 
 def in_bands(compute: Compute) -> tuple[int, ...]:
     """The ``examples`` of the number of samples, if that is the one size that is an argument."""
+    name = _batch_name(compute)
+    return examples(_each(compute, name), (compute,)) if name else ()
+
+
+def for_batches(compute: Compute) -> list[Compute]:
+    """The computation with each of ``several`` numbers of samples as the example; itself alone, if sizes
+    beside it are arguments, too."""
+    name = _batch_name(compute)
+    each = several(_each(compute, name)) if name else ()
+    return [_with_example(compute, name, n) for n in each] or [compute]
+
+
+def _batch_name(compute: Compute) -> str:
+    """The name of the number of samples, if that is the one size that is an argument; else empty."""
     named, axis = compute.named, batch_axis(compute)
     if named is None or len(named.names) > 1 or axis is None or compute.axis(axis).extent is None:
-        return ()
-    return examples(_each(compute, *named.names), (compute,))
+        return ""
+    return named.names[0]
 
 
 def _each(compute: Compute, name: str) -> int:

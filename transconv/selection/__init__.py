@@ -5,7 +5,7 @@ In: a computation of a workload, a target. Out: schedules, best first, and why. 
 
 from transconv.selection.candidates import HELD, Listed, completed, estimated, shortlist, spread, stamp
 from transconv.selection.choice import schedule_of_user
-from transconv.selection.same_bits import conversion, grouped_alike, grouping, with_same_bits
+from transconv.selection.same_bits import chain, conversion, grouped_alike, grouping, with_same_bits
 from transconv.selection.same_bits import forget as forget_lists
 from transconv.selection.transfer import believable, fitted
 from transconv.selection.tuning_db import TuningRecord, files_digest, register_reader, workload_of
@@ -15,6 +15,7 @@ __all__ = [
     "Listed",
     "TuningRecord",
     "believable",
+    "chain",
     "completed",
     "conversion",
     "estimated",

@@ -25,10 +25,10 @@ from functools import lru_cache
 from math import inf, log, prod
 from typing import NamedTuple
 
-from transconv.compute import Compute, Workload, in_bands
+from transconv.compute import Compute, Workload, for_batches, in_bands
 from transconv.cost import estimate, is_small
 from transconv.schedule import Schedule, Word, registered_words, why_not
-from transconv.selection.candidates import Listed, shortlist
+from transconv.selection.candidates import KEPT, Listed, shortlist
 from transconv.selection.candidates import forget as forget_lists
 from transconv.selection.choice import COUNT, SLACK, Choice, at_several, lasts, ranked, tuned
 from transconv.selection.tuning_db import machine, rows_of
@@ -66,11 +66,28 @@ def with_same_bits(count: int, compute: Compute, target: Target, workload: Workl
         choices = _spared(_within(group, own, bands, target, words), group, own, target)[:count]
         return [Listed(c.schedule, c.why, c.row is not None, c.is_close) for c in choices]
     found: dict[Schedule, Listed] = {}
-    for listed in shortlist(count, compute, target, workload):
+    for listed in _for_all(count, compute, target, workload):
         schedule = _steady(listed.schedule, compute, target)
         if schedule is not None:
             found.setdefault(schedule, replace(listed, schedule=schedule))
     return [*found.values()]
+
+
+def _for_all(count: int, compute: Compute, target: Target, workload: Workload) -> list[Listed]:
+    """The shortlist of a computation that has one plan; where the number of samples is an argument, of
+    those for few and for many, too, that first which takes the smallest multiple of the best ones' time,
+    by their estimates, in the geometric mean."""
+    each = for_batches(compute)
+    if len(each) == 1:
+        return shortlist(count, compute, target, workload)
+    most = max(count, KEPT)
+    found = {k.schedule: k for c in (*each, compute) for k in shortlist(most, c, target, workload)}
+    legal = [s for s in found if why_not(s, compute, target) is None]
+    price = dict.fromkeys(legal, 0.0)
+    for c in each:
+        us = {s: estimate(s, c, target) for s in legal}
+        price = {s: price[s] + log(us[s] / min(us.values())) for s in legal}
+    return [found[s] for s in sorted(legal, key=lambda s: (not found[s].tuned, price[s]))][:count]
 
 
 def _steady(schedule: Schedule, compute: Compute, target: Target) -> Schedule | None:
@@ -95,17 +112,34 @@ Groups = dict[Hashable, list[Choice]]
 
 def grouping(schedule: Schedule, compute: Compute) -> Hashable:
     """What decides the bits of a product's sums: the terms of a step, the order of steps, the parts, the
-    unit and its instruction. Without a matrix unit all of the schedule may; nothing if there are no terms,
-    as in a stride phase that no position of a window has."""
+    unit and its instruction. Without a matrix unit the order of terms that are added one after another,
+    else all of the schedule may; nothing if there are no terms, as in a stride phase that no position of a
+    window has."""
     if not _terms(compute):
         return ()
     if schedule.unit != "mma" or compute.b is None:
-        return schedule
+        return chain(schedule, compute) or schedule
     order = [a for a in schedule.order.split(".") if a] or [x.name for x in compute.axes_of("K")]
     blocks = {a: b for b in schedule.blocks if b.extent > 1 for a in b.axes}
     loops = tuple(blocks.get(a, a) for a in order if a not in blocks or blocks[a].first == a)
     parts = (schedule.split_k, schedule.deal, schedule.merge)
     return (loops, *parts, is_small(schedule, compute), conversion(schedule, compute))
+
+
+def chain(schedule: Schedule, compute: Compute) -> tuple[str, ...]:
+    """The summed axes of a product whose terms are added one after another in registers, the slowest
+    first: those of loops, then those whose positions are written out, of which the last is the slowest.
+    Empty where terms are added in lanes or parts, where positions are written out in several steps, and
+    where products are rounded, which those of 16 bits are not in f32."""
+    exact = compute.factors is not None and all(f.var.type.bits == 16 for f in compute.factors)
+    own = [x.name for x in compute.axes_of("K") if x.size > 1 or x.extent is not None]
+    blocks = {a: b for a in own if (b := schedule.block_of(a)) and b.extent > 1}
+    whole = all(schedule.in_registers(b) and b.extent == compute.size(a) for a, b in blocks.items())
+    parts = schedule.split_k > 1 or schedule.merge > 1 or schedule.late
+    if schedule.unit != "fma" or not exact or not whole or parts:
+        return ()
+    order = [a for a in schedule.order.split(".") if a in own] or own
+    return (*(a for a in order if a not in blocks), *(a for a in reversed(order) if a in blocks))
 
 
 def conversion(schedule: Schedule, compute: Compute) -> str:

@@ -26,7 +26,17 @@ import torch
 
 from transconv.conv import ConvProblem, Prop
 from transconv.functional.calls import compiled_launch
-from transconv.graph.sizes import Fraction, Index, Length, Move, Where, dense_strides, like, packed
+from transconv.graph.sizes import (
+    Fraction,
+    Index,
+    Length,
+    Move,
+    SymbolicSize,
+    Where,
+    dense_strides,
+    like,
+    packed,
+)
 from transconv.ir import TRUE, DType, Expr
 
 TYPES: dict[torch.dtype, DType] = compiled_launch.HELD
@@ -204,8 +214,9 @@ class Factor:
 class ProductSum(Piece):
     """A sum of products over axes of its own: names and sizes, those that are summed, the two factors,
     and the position of the result. ``math``: how f32 is multiplied. ``others``: the same for the other
-    parts of a result that takes several computations, as the phases of a stride do. ``relation``: the
-    convolution whose sums these are. ``instead``: another product of the same values."""
+    parts of a result that takes several computations, as the phases of a stride do. ``prop``: the
+    direction of a convolution whose sums these are, and ``relation``, where no size is a name, its
+    problem, too. ``instead``: another product of the same values."""
 
     axes: tuple[tuple[str, Length], ...]
     summed: tuple[str, ...]
@@ -213,12 +224,13 @@ class ProductSum(Piece):
     at: Index
     math: str = "ieee"
     others: tuple[ProductSum, ...] = ()
+    prop: Prop | None = None
     relation: tuple[ConvProblem, Prop] | None = None
     instead: Instead | None = None
 
     def become(self, other: ProductSum) -> None:
         """Be computed as another product of the same values."""
-        for name in ("label", "axes", "summed", "factors", "at", "math", "others", "relation", "instead"):
+        for name in "label axes summed factors at math others prop relation instead".split():
             setattr(self, name, getattr(other, name))
 
     @property
@@ -305,7 +317,29 @@ def images(order: Iterable[Piece]) -> set[Piece]:
         new = [x for x in near.get(left.pop(), ()) if x not in found]
         found |= {*new}
         left += new
-    return {x for x in found if like(x.shape[1]) * x.dtype.itemsize % ALIGNED == 0}
+    found = {x for x in found if like(x.shape[1]) * x.dtype.itemsize % ALIGNED == 0}
+    return found - _in_rows(pieces, found)
+
+
+SECTOR = 32  # bytes that memory moves at once
+
+
+def _in_rows(pieces: Iterable[Piece], images: set[Piece]) -> set[Piece]:
+    """Where sizes are names, images of which norms reduce few features, and what is made of them: their
+    moments do not leave with a convolution, and a program reads a part of each sector of features."""
+    found: set[Piece] = set()
+    for piece in pieces:
+        if isinstance(piece, Reduced) and isinstance(piece.size, SymbolicSize):
+            x, seen = piece.inputs[0], list[Piece]()
+            while x not in images and isinstance(x, (Mapped, MovedView)):
+                seen.append(x)
+                x = x.operands[0]
+            features = like(x.size) // like(piece.size) // max(1, prod(map(like, x.shape[2:])))
+            if x in images and 0 < features * x.dtype.itemsize < SECTOR:
+                found |= {x, *seen}
+        elif isinstance(piece, (Mapped, MovedView)):
+            found |= {piece for x in piece.operands if x in found and x.size == piece.size}
+    return found
 
 
 def _beside(piece: Piece) -> Iterator[Piece]:
@@ -321,9 +355,9 @@ def _beside(piece: Piece) -> Iterator[Piece]:
 
 def _own(product: ProductSum) -> Iterator[Piece]:
     """The images of a convolution."""
-    if product.relation is None:
+    prop = product.prop
+    if prop is None:
         return
-    prop = product.relation[1]
     for name, factor in zip(prop.operands, product.factors, strict=True):
         if name != "wei":
             yield factor.of

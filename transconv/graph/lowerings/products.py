@@ -240,6 +240,7 @@ class _Relation(NamedTuple):
     for."""
 
     computes: tuple[Compute, ...]
+    prop: Prop
     problem: tuple[ConvProblem, Prop] | None
     sizes: dict[str, SymbolicSize]
 
@@ -265,11 +266,11 @@ def _relation(
         named = zip(("mb", *(f"i{n}" for n in problem.spatial)), (src[0], *src[2:]), strict=True)
         sizes = {name: n for name, n in named if isinstance(n, SymbolicSize)}
         if not sizes:
-            return _Relation(computes(problem, prop), (problem, prop), {})
+            return _Relation(computes(problem, prop), prop, (problem, prop), {})
         made = any_size(problem, prop, frozenset(sizes))
     except (TransconvError, ValueError) as error:
         raise NotOurs(str(error)) from None
-    found = _Relation(made, None, {name.upper(): n for name, n in sizes.items()})
+    found = _Relation(made, prop, None, {name.upper(): n for name, n in sizes.items()})
     known = next(iter(sizes.values())).known
     for condition in dict.fromkeys(c for m in made if m.named for c in m.named.requirements):
         if not known.assume(found.of(condition)):
@@ -330,7 +331,7 @@ def _product(
     first, *others = [_one(c, found, given, shape, dtype, label) for c in found.computes]
     first.others = tuple(others)
     for part in (first, *others):
-        part.relation = found.problem
+        part.prop, part.relation = found.prop, found.problem
     return first
 
 

@@ -40,6 +40,7 @@ from transconv.graph.fusion.index_ir import (
     ProductSum,
     RegionInput,
     aliased,
+    features_last,
     instructions,
     memory_of,
     sources,
@@ -56,7 +57,7 @@ from transconv.graph.regions.region_kernel import (
     refusal,
 )
 from transconv.graph.regions.torch_region import base_of
-from transconv.graph.sizes import Known, Length, like, same
+from transconv.graph.sizes import Known, Length, SymbolicSize, dense_strides, like, same
 from transconv.graph.symbols import Symbols
 from transconv.ir import TRUE, Layout
 from transconv.runtime import PlanRequest, estimated, rank
@@ -355,13 +356,9 @@ def _seen(kernel: RegionKernel, plan: FusionPlan) -> list[Piece]:
 
 
 def _is_estimated(kernel: RegionKernel, work: Workload) -> bool:
-    """Whether estimates decide: they are of numbers, and of a convolution's layouts."""
+    """Whether estimates decide: of a convolution they are of its layouts."""
     product = kernel.group.product
-    return (
-        kernel.sized is None
-        and product is not None
-        and (product.relation is None or isinstance(work, Surrounded))
-    )
+    return product is not None and (product.relation is None or isinstance(work, Surrounded))
 
 
 def _written_apart(kernel: RegionKernel, plan: FusionPlan, seen: Sequence[Piece]) -> Workload:
@@ -372,8 +369,13 @@ def _written_apart(kernel: RegionKernel, plan: FusionPlan, seen: Sequence[Piece]
         factors = zip(work.prop.operands, product.factors, strict=True)
         last = _features_last(work.problem, [name for name, f in factors if f.of in seen])
         return ConvWorkload(last, work.prop)
-    strides = held(kernel.group, plan)
-    found = Writer(kernel.group, lambda x: memory_of(x) if x in seen else strides(x)).written()
+    strides, laid = held(kernel.group, plan), features_last if product.prop else dense_strides
+    sizes = [n for _, n in product.axes if isinstance(n, SymbolicSize)]
+    found = Writer(
+        kernel.group,
+        lambda x: laid(x.shape) if x in seen else strides(x),
+        known=sizes[0].known if sizes else Known(),
+    ).written()
     return plain(Alone(program(found.text).compute))
 
 

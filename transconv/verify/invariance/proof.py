@@ -23,9 +23,10 @@ The tree of a sum says which terms a schedule adds to which, and when, as expres
     lane = (mb*3136 + oh*56 + ow) % 64       a term's place in it
     part = step % 14, turn = step // 14      the program that adds the step, and after how many others
 
-The tile alone decides how terms of one step are added; steps of one part are added one after another, and
-so are parts, by a second kernel. So two sums of which all terms have the same part, turn and lane are
-grouped alike. A name that occurs in none of these expressions changes no grouping.
+The tile alone decides how terms of one step are added; depthwise kernels may add one term after another,
+whatever the tile is. Steps of one part are added one after another, and so are parts, by a second kernel.
+So two sums of which all terms have the same part, turn and lane are grouped alike. A name that occurs in
+none of these expressions changes no grouping.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from transconv.ir import ONE, ZERO, Expr, Var, as_expr, free_vars, readable
 from transconv.passes import STEP, decided, lower, resolved
 from transconv.runtime import Plan, PlanStep, build
 from transconv.schedule import Block, Schedule, Scheduled, programs
-from transconv.selection import conversion
+from transconv.selection import chain, conversion
 from transconv.simplify import simplify
 from transconv.support import TransconvError, Unsupported
 from transconv.target import Target
@@ -80,6 +81,10 @@ def reduction_tree(compute: Compute, schedule: Schedule) -> ReductionTree | None
     summed = [x.name for x in compute.axes_of("K")]
     if not summed or any(not x.size for x in compute.axes_of("K")):
         return None
+    if one_by_one := chain(schedule, compute):
+        turn = simplify(_linear(one_by_one, compute)[0])
+        unit = f"one term after another by {schedule.unit} of {compute.a.tensor.dtype}"
+        return ReductionTree(one_by_one, ZERO, turn, (), unit)
     order = [a for a in schedule.order.split(".") if a] or summed
     step: Expr = ZERO
     total: Expr = ONE
