@@ -26,7 +26,7 @@ STAYS = {
     "edges": "kernels for any sizes that keep rows in registers; with fixed sizes there is nothing to do",
     "upright": "chips without warp-specialized kernels (via=tl): sm_80, sm_89, AMD, Intel",
     "quads": "8-bit integers on the units that multiply four bytes at a time (dp4a)",
-    "keep=b": "1x1 layers of 8-bit operands: 0.89 of the time in bench/results/h100_small_types_trials.csv",
+    "keep=b": "1x1 layers of 8-bit operands: 0.89 of the time (bench/results/h100_small_types_trials.csv)",
 }  # passes and words that may earn nothing for 16-bit layers on a Hopper GPU: what needs them
 
 

@@ -9,10 +9,10 @@ Of the tiles that one persistent program computes, what all of them load is load
 is invariant move as a whole. A sum is split into the part that changes and one invariant
 part per set of lanes. The invariant conditions of a mask move together, per set of lanes.
 
-Where accesses of a tensor differ in their constants alone, these are added last, to a pointer of 64 bits: the
-accesses share the sum of all other terms, and the assembler makes the constants parts of the instructions.
-Inside a sum of 32 bits it could not, because it does not know that the sum does not overflow. (LLVM's pass
-separate-const-offset-from-gep does this where it knows.)
+Where accesses of a tensor differ in their constants alone, these are added last, to a pointer of 64
+bits: the accesses share the sum of all other terms, and the assembler makes the constants parts of the
+instructions. Inside a sum of 32 bits it could not, because it does not know that the sum does not
+overflow. (LLVM's pass separate-const-offset-from-gep does this where it knows.)
 
     load(A, A_base_2 + m)       A_base_2 = h*W + 64     ->     load(A, A_base + m + 64)       A_base = h*W
 """
@@ -42,7 +42,9 @@ class _Hoist(ir.Mutator):
         if isinstance(load := let.value, ir.Load):
             let = ir.Let(
                 let.var,
-                replace(load, offset=self.address(load.tensor, load.offset), mask=self.together(load.mask)),
+                replace(
+                    load, offset=self.address(load.tensor, load.offset), mask=self.together(load.mask)
+                ),
                 let.origin,
             )
         self.scope[let.var] = ir.lanes_of(let.value, self.scope)
@@ -52,7 +54,7 @@ class _Hoist(ir.Mutator):
         return ir.Store(at.tensor, self.address(at.tensor, at.offset), at.value, self.together(at.mask))
 
     def address(self, tensor: ir.Tensor, e: ir.Expr) -> ir.Expr:
-        """``grouped``, with the constant at the end where other accesses share the sum of the other terms."""
+        """``grouped``; the constant is at the end if other accesses share the sum of the other terms."""
         terms, constant = _without_constant(e)
         if not constant or (tensor.name, frozenset(terms)) not in self.shared:
             return self.grouped(e)
@@ -251,7 +253,8 @@ def _without_constant(e: ir.Expr) -> tuple[list[ir.Expr], int]:
 def _shared(kernel: ir.Kernel) -> set[tuple[str, frozenset[ir.Expr]]]:
     """The tensors and terms of addresses that appear with several constants."""
     constants: dict[tuple[str, frozenset[ir.Expr]], set[int]] = {}
-    for access in [*ir.find(kernel, ir.Load), *ir.find(kernel, ir.Store)]:
+    accesses: list[ir.Load | ir.Store] = [*ir.find(kernel, ir.Load), *ir.find(kernel, ir.Store)]
+    for access in accesses:
         terms, constant = _without_constant(access.offset)
         if terms:
             constants.setdefault((access.tensor.name, frozenset(terms)), set()).add(constant)
