@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from tests.compute.test_sweeps import BACKWARD, INTERPRETER, LAYER_NORM, MOMENTS, SM90, SOFTMAX
-from transconv.compute import Compute, execute, kernels, parse, parted
+from transconv.compute import Compute, execute, for_batches, kernels, parse, parted, with_examples
 from transconv.runtime import build_compute
+from transconv.schedule import Schedule
 from transconv.selection import spread
 from transconv.selection.proposals import heuristics
 from transconv.verify.computation import ComputationCase, after_every_pass
@@ -119,6 +120,56 @@ LOG_SOFTMAX = """compute log_softmax
 
 def test_rows_that_registers_do_not_hold_are_spread_although_they_are_many() -> None:
     assert [len(spread(parse(LOG_SOFTMAX.format(k=k)), SM90)) for k in (4096, 128256)] == [1, 3]
+
+
+OF_ANY_BATCH = """compute norm
+    sizes  BATCH=8 in 1..65535
+    tensor X f32 [n=BATCH, g={g}, c={c}, p={p}]
+    tensor Y f32 [n=BATCH, g={g}, c={c}, p={p}]
+    axes   n=BATCH g={g} | c={c} p={p}
+    read   x = X[n, g, c, p]
+    let    mean = sum(x; c p) / {count}
+    let    d = x - mean
+    store  Y[n, g, c, p] = d * rsqrt(sum(d*d; c p) / {count} + 0.00001)"""
+
+
+def of_any_batch(g: int, c: int, p: int) -> Compute:
+    return parse(OF_ANY_BATCH.format(g=g, c=c, p=p, count=c * p))
+
+
+@pytest.mark.parametrize(("g", "c", "p"), [(2, 4, 512), (3, 2, 2048)])
+def test_parts_of_any_number_of_samples(g: int, c: int, p: int) -> None:
+    """What lies between the kernels has as many rows as the call has samples, and the bits of a sample are
+    those that it has alone."""
+    import torch
+
+    plan = build_compute(of_any_batch(g, c, p), INTERPRETER, Schedule.parse("red=split"))
+    assert len(plan.steps) == 3 and len(plan.workspaces) == 4 and len(plan.formulas()) == 3
+    x = torch.randn(9, g, c, p, generator=torch.Generator().manual_seed(0)) + 10
+    made = {}
+    for count in (1, 2, 9):
+        made[count] = torch.empty(count, g, c, p)
+        plan.launch(X=x[:count].contiguous(), Y=made[count])
+        want = torch.nn.functional.group_norm(x[:count].flatten(1, 2).double(), g).view(count, g, c, p)
+        torch.testing.assert_close(made[count].double(), want, rtol=0, atol=2e-5)
+    assert torch.equal(made[1], made[9][:1]) and torch.equal(made[2], made[9][:2])
+
+
+def test_parts_are_those_of_one_sample_for_any_number() -> None:
+    """Another choice for many samples would give a sample other bits."""
+    compute = of_any_batch(32, 16, 16384)
+    made = [spread(c, SM90) for c in for_batches(compute)]
+    assert len(made) > 1 and {len(each) for each in made} == {3}
+    assert len({tuple(str(with_examples(k, {"BATCH": 8})) for k in each) for each in made}) == 1
+    assert len(spread(of_any_batch(32, 2, 8), SM90)) == 1  # short rows
+    for axis in "pg":  # a sum of any length; a size beside the number of samples
+        size = compute.size(axis)
+        text = (
+            str(compute)
+            .replace(f"{axis}={size}", f"{axis}=N")
+            .replace("65535", f"9, N={size} in 1..{size}")
+        )
+        assert len(spread(parse(text), SM90)) == 1
 
 
 def test_lanes_beyond_a_row_cost_no_bytes() -> None:

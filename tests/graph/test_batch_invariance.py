@@ -16,12 +16,16 @@ from torch import nn
 import transconv
 from transconv import ir
 from transconv.backend_triton.launch.triton_kernel import TritonKernel
+from transconv.compute import Compute
 from transconv.graph import backend, report, torch_compile
 from transconv.graph.certification import certify
 from transconv.graph.regions import region_calls
 from transconv.graph.regions.batch_invariance import LARGEST_BATCH, largest_batch
 from transconv.graph.regions.graph_wait import GraphWait
+from transconv.runtime import steps
+from transconv.selection import spread
 from transconv.support import Unsupported
+from transconv.target import Target
 from transconv.verify.invariance import proof
 
 Tensor = torch.Tensor
@@ -121,6 +125,26 @@ def test_inference(model: nn.Module, shape: tuple[int, ...]) -> None:
         for i in range(1, SAMPLES):
             assert torch.equal(run(x[i : i + 1])[0], whole[i])
         torch.testing.assert_close(whole, model(x), rtol=1e-4, atol=1e-5)
+
+
+def test_norms_of_long_rows_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As few images on a GPU have them: several kernels, and memory between them for each sample."""
+    made: list[int] = []
+
+    def asked(compute: Compute, target: Target, asked: bool = False) -> tuple[Compute, ...]:
+        made.append(len(found := spread(compute, target, asked=True)))
+        return found
+
+    monkeypatch.setattr(steps, "spread", asked)
+    model = nn.Sequential(nn.GroupNorm(2, 8), nn.Conv2d(8, 8, 1), nn.GroupNorm(4, 8)).eval()
+    x, run = torch.randn(SAMPLES, 8, 32, 16), compiled(model)
+    with torch.no_grad():
+        whole = run(x)
+        assert 3 in made
+        torch.testing.assert_close(whole, model(x), rtol=1e-4, atol=1e-5)
+        for i in range(SAMPLES):
+            assert torch.equal(run(x[i : i + 1])[0], whole[i])
+        assert torch.equal(run(x[1:3]), whole[1:3])
 
 
 @pytest.mark.parametrize("kind", [torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.slow)])

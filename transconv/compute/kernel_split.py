@@ -247,7 +247,10 @@ class Cut:
         shape = tuple(x.size for x in rows) or (1,)
         name = fresh(f"{step.name}_kept", (t.name for t in self.compute.tensors))
         dims = tuple(x.name for x in rows) or ("one",)
-        tensor = ir.Tensor(name, dims, shape, ir.Layout.dense(step.var.type, shape))
+        extents = tuple(ir.as_expr(x.size) if x.extent is None else x.extent for x in rows)
+        numbers = all(isinstance(e, ir.Const) for e in extents)
+        layout = ir.Layout.dense(step.var.type, shape)
+        tensor = ir.Tensor(name, dims, shape, layout, extents=() if numbers else extents)
         return ir.View(tensor, tuple(ir.ViewDim(x.var) for x in rows) or (ir.ViewDim(ir.ZERO),))
 
 

@@ -27,10 +27,20 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import prod
+from math import log, prod
 from operator import attrgetter
 
-from transconv.compute import Compute, Workload, axis_strides, kernels, parted, touched, why_not_lowered
+from transconv.compute import (
+    Compute,
+    Workload,
+    axis_strides,
+    for_batches,
+    kernels,
+    parted,
+    touched,
+    why_not_lowered,
+    with_examples,
+)
 from transconv.cost import estimate
 from transconv.schedule import Schedule, Word, k_steps, programs, registered_words, why_not, words
 from transconv.selection import choice, transfer, tuning_db
@@ -221,29 +231,45 @@ SHORT = 64  # innermost reduced axes with fewer elements are left to the second 
 @lru_cache(maxsize=256)
 def spread(compute: Compute, target: Target, asked: bool = False) -> tuple[Compute, ...]:
     """The computation alone, or the computations of several kernels with rows in parts: if the estimate
-    says that these are faster, or, if ``asked`` for (``red=split``), whenever it is possible."""
-    if compute.named or compute.statistics:  # the number of parts would depend on sizes or on tiles
+    says that these are faster, or, if ``asked`` for (``red=split``), whenever it is possible. Where the
+    number of samples is an argument, it is said for all of them: parts are those of one sample, and the
+    estimates are for few and for many."""
+    each = for_batches(compute) if compute.named is not None else [compute]
+    sums_names = any(x.extent is not None for x in compute.axes_of("K"))
+    if compute.statistics or sums_names or (compute.named is not None and len(each) < 2):
+        return (compute,)  # the number of parts would depend on sizes or on tiles
+    if not compute.again or not compute.streams:
         return (compute,)
-    if asked:
-        made = _in_parts(compute, target) if compute.again and compute.streams else None
-        return (compute,) if made is None or any(why_not_lowered(k) for k in made) else made
-    rows, row = (prod(x.size for x in compute.axes_of(kind)) for kind in "MK")
-    if not compute.again or not compute.streams or target.backend == "interpreter":
-        return (compute,)
-    if not _along(compute):
-        rows //= BESIDE
-    if row <= HELD and rows >= FEW * target.sms:
-        return (compute,)
-    made = _in_parts(compute, target)
+    few = each[0]
+    if not asked:
+        rows, row = (prod(x.size for x in few.axes_of(kind)) for kind in "MK")
+        if not _along(few):
+            rows //= BESIDE
+        if target.backend == "interpreter" or (row <= HELD and rows >= FEW * target.sms):
+            return (compute,)
+    made = _in_parts(few, target)
     if made is None or any(why_not_lowered(k) for k in made):
         return (compute,)
-    try:
-        one = heuristics.default(compute, target)
-        whole = estimate(one, compute, target) * (UNTIMED if one.turn else 1)
-        apart = sum(estimate(heuristics.default(k, target), k, target) for k in made)
-    except ScheduleError:
-        return (compute,)
-    return made if apart < whole else (compute,)
+    if not asked:
+        try:
+            if sum(log(_price_of_parts(c, made, target)) for c in each) >= 0:
+                return (compute,)
+        except ScheduleError:
+            return (compute,)
+    return tuple(_like(k, compute) for k in made)
+
+
+def _price_of_parts(compute: Compute, made: tuple[Compute, ...], target: Target) -> float:
+    """The time of the kernels of parts over that of one kernel, by their estimates."""
+    one = heuristics.default(compute, target)
+    whole = estimate(one, compute, target) * (UNTIMED if one.turn else 1)
+    parts = [_like(k, compute) for k in made]
+    return sum(estimate(heuristics.default(k, target), k, target) for k in parts) / whole
+
+
+def _like(kernel: Compute, compute: Compute) -> Compute:
+    """A kernel of a computation, with the examples of its sizes."""
+    return kernel if compute.named is None else with_examples(kernel, compute.named.like)
 
 
 def _along(compute: Compute) -> bool:

@@ -47,8 +47,10 @@ def parted(compute: Compute, axis: str, within: int, late: tuple[str, ...] = ())
     """The computation with a reduced axis in parts of ``within`` positions, which must divide its size;
     ``late``: reduced axes that only the second stage reduces. Raises ValueError for other axes or
     sizes."""
-    if compute.named is not None:  # its counts of elements would be the example's
-        raise ValueError(f"sizes that are arguments ({compute.named}); expected numbers")
+    if any(compute.axis(a).extent is not None for a in compute.reduced):  # counts would be the example's
+        raise ValueError(
+            f"sizes that are arguments ({compute.named}); expected numbers of what is reduced"
+        )
     size = compute.size(axis)
     if axis not in compute.reduced or size % within:
         raise ValueError(f"{axis}={size} has no parts of {within}; expected a reduced axis, and a divisor")
