@@ -286,20 +286,6 @@ def test_images_between_convolutions_have_features_last() -> None:
     assert [line.endswith(" acdb") for line in stored] == [True, True, False]  # the last is torch's
 
 
-@pytest.mark.parametrize(("groups", "last"), [(4, False), (1, True)])
-def test_images_of_norms_of_few_features_are_in_torchs_order(groups: int, last: bool) -> None:
-    """Of four features of f32, a sector of memory has those of two groups."""
-    layers = nn.Conv2d(3, 16, 3), nn.GroupNorm(groups, 16), nn.ReLU(), nn.Conv2d(16, 4, 1)
-    model, x = nn.Sequential(*layers).eval(), torch.randn(SAMPLES, 3, 6, 6)
-    run = torch.compile(model, backend=backend)
-    with torch.no_grad():
-        torch.testing.assert_close(run(marked(x)), model(x), rtol=1e-4, atol=1e-5)
-    texts = [k.text for g in report(run).graphs for k in g.kernels]
-    stored = [line for text in texts for line in text.splitlines() if "tensor Y0" in line]
-    assert len(stored) == 3
-    assert [line.split()[-1] in ("acdb", "acb") for line in stored] == [last, last, False]
-
-
 def test_a_plan_that_groups_by_the_number_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     real = proof.reduction_tree
 

@@ -26,17 +26,7 @@ import torch
 
 from transconv.conv import ConvProblem, Prop
 from transconv.functional.calls import compiled_launch
-from transconv.graph.sizes import (
-    Fraction,
-    Index,
-    Length,
-    Move,
-    SymbolicSize,
-    Where,
-    dense_strides,
-    like,
-    packed,
-)
+from transconv.graph.sizes import Fraction, Index, Length, Move, Where, dense_strides, like, packed
 from transconv.ir import TRUE, DType, Expr
 
 TYPES: dict[torch.dtype, DType] = compiled_launch.HELD
@@ -317,29 +307,7 @@ def images(order: Iterable[Piece]) -> set[Piece]:
         new = [x for x in near.get(left.pop(), ()) if x not in found]
         found |= {*new}
         left += new
-    found = {x for x in found if like(x.shape[1]) * x.dtype.itemsize % ALIGNED == 0}
-    return found - _in_rows(pieces, found)
-
-
-SECTOR = 32  # bytes that memory moves at once
-
-
-def _in_rows(pieces: Iterable[Piece], images: set[Piece]) -> set[Piece]:
-    """Where sizes are names, images of which norms reduce few features, and what is made of them: their
-    moments do not leave with a convolution, and a program reads a part of each sector of features."""
-    found: set[Piece] = set()
-    for piece in pieces:
-        if isinstance(piece, Reduced) and isinstance(piece.size, SymbolicSize):
-            x, seen = piece.inputs[0], list[Piece]()
-            while x not in images and isinstance(x, (Mapped, MovedView)):
-                seen.append(x)
-                x = x.operands[0]
-            features = like(x.size) // like(piece.size) // max(1, prod(map(like, x.shape[2:])))
-            if x in images and 0 < features * x.dtype.itemsize < SECTOR:
-                found |= {x, *seen}
-        elif isinstance(piece, (Mapped, MovedView)):
-            found |= {piece for x in piece.operands if x in found and x.size == piece.size}
-    return found
+    return {x for x in found if like(x.shape[1]) * x.dtype.itemsize % ALIGNED == 0}
 
 
 def _beside(piece: Piece) -> Iterator[Piece]:
