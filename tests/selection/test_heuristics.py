@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from bench import fit
 from tests.strategies import problems
+from transconv.compute import parse
 from transconv.compute.analysis import axis_roles as lying
 from transconv.compute.compute import Compute
 from transconv.conv import Epilogue, compiler
@@ -484,3 +485,21 @@ def test_rules_of_a_tile_depend_on_no_other_word(
             module, "Schedule", lambda blocks, **words: Schedule(blocks, **(OTHERS | words))
         )
     assert answers() == first and len({*map(str, first)}) > 4
+
+
+@pytest.mark.parametrize("frames", [1, 2])
+def test_a_small_transposed_part_has_lanes_along_its_memory(frames: int) -> None:
+    """A sixth or a third of what is concatenated is in torch's order, the result has features last. Lanes
+    along features alone would read two bytes of each sector of that part."""
+    text = f"""compute cat
+        tensor X bf16 [c=96, t={frames}, p=4096]
+        tensor Z bf16 [c=96, t=6, p=4096] bca
+        tensor Y bf16 [c=96, t=6, p=4096] bca
+        axes   c=96 t=6 p=4096
+        read   x = X[c, t, p]
+        read   z = Z[c, t, p]
+        store  Y[c, t, p] = where(t < {frames}, x, z)"""
+    compute = parse(text)
+    chosen = heuristics.default(compute, TARGETS["sm_90"])
+    blocks = {b.axes[-1]: b.extent for b in chosen.blocks}
+    assert min(blocks.get("c", 1), blocks.get("p", 1)) >= 16, chosen

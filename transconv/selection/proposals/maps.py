@@ -60,7 +60,7 @@ LOADED = 16  # bytes that a thread loads at once
 ROUNDS = (1, 2, 4, 8)  # persistent programs of a multiprocessor
 AHEAD = (1, 3)  # stages of persistent programs: with 3 the next tile is loaded while one is computed
 BESIDE_EACH = 4  # programs whose rows must fill the L1 cache for turns to be proposed
-BESIDE = 0.5  # tensors of at least this fraction of the largest one also propose orders of lanes
+BESIDE = 1 / 16  # tensors of at least this fraction of the largest one also propose orders of lanes
 
 
 def maps(compute: Compute, target: Target) -> Iterator[Schedule]:
