@@ -233,7 +233,7 @@ def spread(compute: Compute, target: Target, asked: bool = False) -> tuple[Compu
     """The computation alone, or the computations of several kernels with rows in parts: if the estimate
     says that these are faster, or, if ``asked`` for (``red=split``), whenever it is possible. Where the
     number of samples is an argument, it is said for all of them: parts are those of one sample, and the
-    estimates are for few and for many."""
+    estimates are for the fewest and for the most."""
     each = for_batches(compute) if compute.named is not None else [compute]
     sums_names = any(x.extent is not None for x in compute.axes_of("K"))
     if compute.statistics or sums_names or (compute.named is not None and len(each) < 2):
@@ -252,7 +252,8 @@ def spread(compute: Compute, target: Target, asked: bool = False) -> tuple[Compu
         return (compute,)
     if not asked:
         try:
-            if sum(log(_price_of_parts(c, made, target)) for c in each) >= 0:
+            ends = each[:: max(1, len(each) - 1)]  # of few samples and of the most
+            if sum(log(_price_of_parts(c, made, target)) for c in ends) >= 0:
                 return (compute,)
         except ScheduleError:
             return (compute,)
