@@ -173,13 +173,13 @@ def test_numbers_of_any_size_are_subtracted_from_addresses(row: int) -> None:
     import torch
 
     text = f"""compute far
-        tensor X u8 [2, {row}]
+        tensor X u8 [3, {row}]
         axes   d=2 n=2 h=8 | k=2
         read   x = X[n + k - 1, d + h]
         store  Y[n, h, d] = sum(x; k)
     """
-    x, y, first = torch.empty(2, row, dtype=torch.uint8), torch.empty(2, 8, 2), torch.arange(9)
-    x[:, :9] = first * torch.tensor([[1], [2]])
+    x, y, first = torch.empty(3, row, dtype=torch.uint8), torch.empty(2, 8, 2), torch.arange(9)
+    x[:, :9] = first * torch.tensor([[1], [2], [4]])
     schedule = Schedule.parse("h:4 d:2 | fma | unroll=1")  # two loads share the terms of their addresses
     build(Alone(parse(text)), TARGETS["interpreter"], schedule, None, True, Plan).launch(X=x, Y=y)
     sums = first.unfold(0, 2, 1) * torch.tensor([1, 3])[:, None, None]
