@@ -15,10 +15,14 @@ from tests import casts, constants
 from transconv import ir
 from transconv.backend_triton import CompileJob, Resources, compile_offline, emit
 from transconv.backend_triton.emitters.triton import ExprSpeller
+from transconv.compute import Alone, parse
 from transconv.ir import Cast, Const, DType, Expr, boolean, f64, i64
 from transconv.kernel.functions import cast
 from transconv.passes.scalar.simplification import simplify_kernel
+from transconv.runtime import Plan, build
+from transconv.schedule import Schedule
 from transconv.support import knobs
+from transconv.target import TARGETS
 
 TYPES = tuple(t for t in ir.DTYPES.values() if t.torch and t.within is None)
 WHOLE = (
@@ -160,6 +164,26 @@ def test_compiled_for_a_chip(to: DType) -> None:
         [CompileJob(emit(made), "typed", params, "sm_90", "cuda", 90, 32, words=False)]
     )
     assert isinstance(found, Resources), found
+
+
+@pytest.mark.parametrize("row", [2**31 - 1, 2**31, 2**31 + 5])
+@pytest.mark.skipif(not knobs.interpret(), reason="needs TRITON_INTERPRET=1")
+def test_numbers_of_any_size_are_subtracted_from_addresses(row: int) -> None:
+    """Rows of gigabytes, of which a few elements alone are touched."""
+    import torch
+
+    text = f"""compute far
+        tensor X u8 [3, {row}]
+        axes   d=2 n=2 h=8 | k=2
+        read   x = X[n + k - 1, d + h]
+        store  Y[n, h, d] = sum(x; k)
+    """
+    x, y, first = torch.empty(3, row, dtype=torch.uint8), torch.empty(2, 8, 2), torch.arange(9)
+    x[:, :9] = first * torch.tensor([[1], [2], [4]])
+    schedule = Schedule.parse("h:4 d:2 | fma | unroll=1")  # two loads share the terms of their addresses
+    build(Alone(parse(text)), TARGETS["interpreter"], schedule, None, True, Plan).launch(X=x, Y=y)
+    sums = first.unfold(0, 2, 1) * torch.tensor([1, 3])[:, None, None]
+    assert torch.equal(y, sums.float())
 
 
 def test_constants_of_kernels_are_those_of_their_types() -> None:

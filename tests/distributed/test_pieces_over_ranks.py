@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import init_device_mesh
 
 import transconv
@@ -139,6 +140,10 @@ def refused() -> dict[str, str]:
             found[name] = f"{type(error).__name__}: {error}"
         found[name] += f" after {time.monotonic() - began:.0f} s" * (time.monotonic() - began > 20)
 
+    try:
+        transconv.within(model, "13 KB", ranks=DeviceMesh("cpu", [0]))
+    except ValueError as error:
+        found["no rank"] = str(error)
     said("bounds", "12 KB" if rank else "13 KB")
     said("drawn", "13 KB", nn.Sequential(*model, nn.Dropout()).train())
     said("too small", 100)
@@ -167,6 +172,8 @@ def test_ranks_that_disagree_are_named() -> None:
         disagree = "RuntimeError: the ranks of a mesh disagree about a sharded computation: rank 0 has "
         assert found["bounds"].startswith(f"{disagree}Sequential within 13 KB over ''"), found
         assert "rank 1 has Sequential within 12 KB" in found["bounds"]
+        assert found.get("no rank", "").endswith("this process is none of them" * rank)
+        assert ("no rank" in found) == bool(rank)
         assert "draws random numbers" in found["drawn"] and "(within:ranks)" in found["drawn"]
         assert "memory='100' is too small: at least" in found["too small"]
         assert found["fits"] == "no error"

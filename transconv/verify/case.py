@@ -354,7 +354,7 @@ def interpret(compiled: CompiledDirection, tensors: Mapping[str, data.Guarded]) 
     """Run the final kernels of a plan in place on tensors of the CPU, in NumPy, for any chip: explicit
     kernels too, which Triton's interpreter cannot read. The rules of the IR are checked first. Raises
     InterpError for accesses that are errors on any target, VerifyError for a kernel that breaks a rule."""
-    memory = Memory({name: _numpy(t.span) for name, t in tensors.items()})
+    memory = Memory({name: _numpy(t.span[: t.layout.span]) for name, t in tensors.items()})
     for step in compiled.steps:
         if not step.triton.grid:
             continue
@@ -372,7 +372,7 @@ def interpret(compiled: CompiledDirection, tensors: Mapping[str, data.Guarded]) 
         memory.new_launch()
         run(step.kernel, memory)
     for name, guarded in tensors.items():
-        _keep(guarded.span, memory.buffers[name])
+        _keep(guarded.span[: guarded.layout.span], memory.buffers[name])
 
 
 def _numpy(memory: torch.Tensor) -> Any:

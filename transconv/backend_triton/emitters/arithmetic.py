@@ -118,6 +118,8 @@ class ArithmeticSpeller:
         left = self.fit(a, lanes, level + (1 if level == 1 else 0))
         if isinstance(e, ir.Sub) and self.may_count_up(e.b):
             return f"{left} + {self.negated(e.b, lanes)}", level
+        if isinstance(e, ir.Sub) and isinstance(b, ir.Const) and 2**31 <= b.value < 2**32:
+            return f"{left} + -{b.value}", level  # it would be u32, whose negative wraps beside a pointer
         right = self.fit(b, lanes, level + 1)
         return f"{left} {SIGN[type(e)]} {right}", level
 

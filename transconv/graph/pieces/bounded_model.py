@@ -72,6 +72,8 @@ def _ranks(mesh: Any, host: int | None) -> RankGroup | None:
         return None
     if getattr(mesh, "ndim", 0) != 1 or not hasattr(mesh, "get_local_rank"):
         raise ValueError(f"ranks={one_line(repr(mesh))}; expected a DeviceMesh of one dim, or None")
+    if mesh.get_coordinate() is None:
+        raise ValueError(f"ranks={one_line(repr(mesh))}: this process is none of them")
     if host:
         raise ValueError(f"host={host}: over ranks no tensors wait in host memory; expected host=0")
     room: Any = import_module("transconv.distributed.ranks")  # which imports DTensor
