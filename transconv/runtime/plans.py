@@ -303,7 +303,7 @@ class Plan:
             # Copies are part of what needs them.
             sized = [s for s in self.steps if s.triton.sizes and not _copies(s)]
             each = self.workload.computations
-            if len(sized) > len(each):  # rows in parts, by several kernels
+            if each and len(sized) > len(each):  # rows in parts, by several kernels
                 each = tuple([s.compute for s in sized])
             together = len(sized) == 1  # which may compute all stride phases
             self.estimated = tuple(
