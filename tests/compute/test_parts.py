@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.compute.test_sweeps import BACKWARD, INTERPRETER, LAYER_NORM, MOMENTS, SM90, SOFTMAX
+from transconv.backend_triton import TritonKernel
 from transconv.compute import Compute, execute, for_batches, kernels, parse, parted, with_examples
-from transconv.runtime import build_compute
+from transconv.runtime import build_compute, first_run_check
 from transconv.schedule import Schedule
 from transconv.selection import spread
 from transconv.selection.proposals import heuristics
@@ -153,6 +155,29 @@ def test_parts_of_any_number_of_samples(g: int, c: int, p: int) -> None:
         want = torch.nn.functional.group_norm(x[:count].flatten(1, 2).double(), g).view(count, g, c, p)
         torch.testing.assert_close(made[count].double(), want, rtol=0, atol=2e-5)
     assert torch.equal(made[1], made[9][:1]) and torch.equal(made[2], made[9][:2])
+
+
+def test_parts_of_any_number_of_samples_are_checked(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As first results of a GPU's kernels are, with sizes of a call; a kernel that is wrong is found."""
+    import torch
+
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setenv("TRANSCONV_TRUST", "always")
+    monkeypatch.setenv("TRANSCONV_CACHE", str(tmp_path))
+    plan = build_compute(of_any_batch(2, 4, 512), INTERPRETER, Schedule.parse("red=split"))
+    assert not first_run_check.is_trusted(plan, True)
+    right = TritonKernel.run
+    monkeypatch.setattr(
+        TritonKernel,
+        "run",
+        lambda self, tensors, *a, **k: right(self, tensors, *a, **k) or tensors[-1].add_(1),
+    )
+    assert not first_run_check.rehearse(plan, torch.device("cpu"), True, (5,))
+    monkeypatch.setattr(TritonKernel, "run", right)
+    assert first_run_check.rehearse(plan, torch.device("cpu"), True, (5,))
+    assert first_run_check.is_trusted(plan, True)
 
 
 def test_parts_are_those_of_one_sample_for_any_number() -> None:

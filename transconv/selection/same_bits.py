@@ -130,7 +130,7 @@ def chain(schedule: Schedule, compute: Compute) -> tuple[str, ...]:
     """The summed axes of a product whose terms are added one after another in registers, the slowest
     first: those of loops, then those whose positions are written out, of which the last is the slowest.
     Empty where terms are added in lanes or parts, where positions are written out in several steps, and
-    where products are rounded, which those of 16 bits are not in f32."""
+    where products are rounded, which those of 16 bits are not within the range of f32."""
     exact = compute.factors is not None and all(f.var.type.bits == 16 for f in compute.factors)
     own = [x.name for x in compute.axes_of("K") if x.size > 1 or x.extent is not None]
     blocks = {a: b for a in own if (b := schedule.block_of(a)) and b.extent > 1}
