@@ -57,6 +57,8 @@ LINES = (  # of a computation that reads x = X[n, k]
     "store Y[n] = sum(torch.exp(x); k)",
     "store Y[n] = sum(max(x); k)",
     "store Y[n] = sum(float(x); k)",
+    "store Y[n] = sum(x > 0 ? x : 0; k)",
+    "store Y[n, k] = x > 0 && x < 1",
 )
 SUMS = "store Y[n] = sum(x; k)"
 KERNEL = """
@@ -95,7 +97,7 @@ CALLS: tuple[tuple[str, Callable[[], object]], ...] = (
             f'transconv.compile(text, "sm_90", "{schedule}")',
             lambda schedule=schedule: transconv.compile(text(SUMS), "sm_90", schedule),
         )  # type: ignore[misc]
-        for schedule in ("n:16 k:8 | fma | warp=4", "rows:16 | fma")
+        for schedule in ("n:16 k:8 | fma | warp=4", "rows:16 | fma", "n:16 | fmma")
     ),
     ('transconv.config.cpu = "interpreter"', lambda: setattr(transconv.config, "cpu", "interpreter")),
     ('transconv.config.fallbak = "warn"', lambda: setattr(transconv.config, "fallbak", "warn")),
@@ -135,6 +137,10 @@ COMMANDS = (
     "show mb1ic8ih6oc8oh6kh3ph1 --prop wgrad",
     "show mb1ic8ih6oc8oh6kh3ph1 dt=float16",
     "show mb1ic8ih6oc8oh6kh3ph1 --layout channels_last",
+    "show mb1ic8ih6oc8oh6kh3ph1 --layout NHWC",
+    "show mb1ic8ih6oc8oh6kh3ph1 --dtype bool",
+    "show mb1ic8ih6oc8oh6kh3ph1 --dir=bwd_d",
+    "show mb1ic8ih6oc8oh6kh3ph1 --epilogue bias+reul",
     "show mb1ic8ih6oc8oh6kh3ph1zz3",
     "show nothere.txt",
     "show --hlep",
@@ -154,6 +160,8 @@ COMMANDS = (
     "check --dt=float mb1ic8ih6oc8oh6kh3ph1",
     "kernel kern.py --group 8 --args float32[8]",
     "check --batch=nothere.txt",
+    "check --dri=FWD_B mb1ic8ih6oc8oh6kh3ph1",
+    "check --attr-post-ops=eltwise_relo mb1ic8ih6oc8oh6kh3ph1",
     "words warp",
     "run",
     "",

@@ -165,7 +165,8 @@ HINTS = (  # what other languages have, and how it is written here
     (rf"\b({'|'.join(ir.REDUCERS)})\(", "what is reduced and its axes stand so: sum(x; k)"),
     (r"\w+\(.*;", f"reductions are {' '.join(ir.REDUCERS)}"),
     (r"\^", "a power is x**2"),
-    (r"\bif\b.*\belse\b", "write where(x > 0, a, b)"),
+    (r"\bif\b.*\belse\b|\?", "write where(x > 0, a, b)"),
+    (r"&&|\|\||!(?!=)", "write `and`, `or`, `not`"),
     (r"@", "a product of matrices is sum(a*b; k)"),
     (r"\w\.\w+\(", "operations have no dot: exp(x)"),
 )

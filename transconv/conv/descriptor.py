@@ -274,10 +274,11 @@ def read_dtypes(dtype: DTypes) -> tuple[ir.DType, ir.DType, ir.DType]:
     found = [_read(t) for t in given]
     types = [t for t in found if t is not None and t.result]
     if len(found) not in (1, 3) or len(types) != len(found):
+        legal = [*map(str, results())]
+        theirs = {name: ours for name, ours in ir.ELSEWHERE.items() if ours in legal}
         raise ProblemError(
-            f"dt={':'.join(map(str, given))} is unknown; expected one of "
-            f"{' '.join(map(str, results()))}, or three of them as src:wei:dst"
-            f"{nearest(str(given[0]), map(str, results()), ir.ELSEWHERE)}"
+            f"dt={':'.join(map(str, given))} is unknown; expected one of {' '.join(legal)}, or three "
+            f"of them as src:wei:dst{nearest(str(given[0]), legal, theirs)}"
         )
     return (types[0], types[0], types[0]) if len(types) == 1 else (types[0], types[1], types[2])
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from transconv import ir
 from transconv.compute import IDENTITY, OPS, Pointwise, Read, Step, Write, number, pointwise
 from transconv.conv.compensation import ZeroPoints
-from transconv.support import ComputeError, LayoutError, ScheduleError
+from transconv.support import ComputeError, LayoutError, ScheduleError, nearest
 
 if TYPE_CHECKING:
     import torch
@@ -348,7 +348,7 @@ class Epilogue:
             if found is None:
                 raise ScheduleError(
                     f"epilogue '{text}' has '{word.partition(':')[0]}', expected one of: "
-                    f"{', '.join(known())}"
+                    f"{', '.join(known())}{nearest(word, known())}"
                 )
             words += split(found.text)
         if len(words) > MOST_OPERATIONS + 4:

@@ -155,6 +155,7 @@ def _from_tag(
         raise LayoutError(
             f"layout '{text}' splits {letters[d]} in one place only; "
             f"expected {wanted}, because capitals are dims that have inner blocks"
+            f"{'' if inner else f'; did you mean {text.lower()}?'}"
         )
     if any(size < 1 for _, size in inner):
         raise LayoutError(f"layout '{text}' has a block of size 0; expected at least 1")

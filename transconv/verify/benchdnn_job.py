@@ -72,7 +72,8 @@ def post_ops(text: str, ndims: int) -> list[str]:
             raise RefusedRequest(INVALID, str(error)) from error
         if found is None:
             raise RefusedRequest(
-                INVALID, f"post-op '{word}' is unknown; expected one of {', '.join(known())}"
+                INVALID,
+                f"post-op '{word}' is unknown; expected one of {', '.join(known())}{nearest(word, known())}",
             )
         if any(o.mask >= 1 << ndims for o in found.operands):
             raise RefusedRequest(

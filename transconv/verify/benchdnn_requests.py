@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from transconv.conv import KEYS, parse_descriptor, take
-from transconv.support import ProblemError, ScheduleError, knobs
+from transconv.support import ProblemError, ScheduleError, knobs, nearest
 from transconv.target import Target
 
 DIRECTIONS = ("FWD_B", "FWD_D", "FWD_I", "BWD_D", "BWD_W", "BWD_WB")
@@ -217,6 +217,7 @@ class Driver:
             raise ProblemError(
                 f"option '--{name}' is unknown; the options of a problem are "
                 f"{' '.join('--' + n for n in ('batch', 'reset', *OPTIONS))}"
+                f"{nearest('--' + name, ['--' + n for n in OPTIONS])}"
             )
 
     def ask(self, text: str, where: str) -> Iterator[BenchdnnRequest]:

@@ -74,7 +74,10 @@ class Parser(argparse.ArgumentParser):
     def unrecognized(self, left: Sequence[str], usage: str = "") -> str:
         """What is wrong with such options, and which was meant."""
         known = ["--help", *re.findall(r"--[\w-]+", usage or self.format_usage())]
-        return f"unrecognized arguments: {' '.join(left)}{nearest(left[0].partition('=')[0], known)}"
+        theirs = {"--dir": "--prop"} if "--prop" in known else {}  # oneDNN's
+        return (
+            f"unrecognized arguments: {' '.join(left)}{nearest(left[0].partition('=')[0], known, theirs)}"
+        )
 
 
 def refusal(error: BaseException) -> str:
