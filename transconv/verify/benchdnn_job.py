@@ -73,7 +73,8 @@ def post_ops(text: str, ndims: int) -> list[str]:
         if found is None:
             raise RefusedRequest(
                 INVALID,
-                f"post-op '{word}' is unknown; expected one of {', '.join(known())}{nearest(word, known())}",
+                f"post-op '{word}' is unknown; expected one of {', '.join(known())}"
+                f"{nearest(word, known())}",
             )
         if any(o.mask >= 1 << ndims for o in found.operands):
             raise RefusedRequest(
