@@ -5,15 +5,19 @@ empty caches: the host waits for each call, and a row says who answered it and w
 (``phases``, see call_phases.py). The sizes come again and again for ``--seconds``; the first three passes
 and the last one have a row for each call, those between only for calls above ``SLOW_MS``, which are also
 printed. Their gradients are those of a sum, one element that all share. At the end the GPU's time of each
-size is measured as it is then answered (``us``), and with kernels of their own (``own_us``), for as many
-sizes as there is time for, both with a dense gradient, as a further layer would give it. Lines say how
-much of both are kernels of each direction, copies of operands, and others.
+size is measured as it is then answered (``us``), and with kernels of their own (``own_us``, in rows of
+their own, pass ``own``), for as many sizes as there is time for, those with the most such kernels first;
+both with a dense gradient, as a further layer would give it. Lines say how much of both are kernels of
+each direction, copies of operands, and others.
 torch runs with cuDNN's benchmark off and on. A training step of a compiled graph, of one size, is timed
 next to that of torch.compile:
 
     python -m bench auto-sizes --only graph --seconds 60 --limit 170
 
-Rows are in ``<gpu>_auto_sizes.csv``; a repeated run measures the sides that are missing.
+Rows are in ``<gpu>_auto_sizes.csv`` as soon as they are measured; a repeated run measures the sides that
+are missing or were not finished. All of a model takes 200 s, of which cuDNN's benchmark takes half:
+
+    python -m bench auto-sizes --only detection --limit 200
 """
 
 from __future__ import annotations
@@ -63,8 +67,8 @@ SIDES = (
     ("layer", "auto"),
     ("layer", "torch benchmark"),
     ("detection", "torch heuristics"),
-    ("detection", "auto"),
     ("detection", "torch benchmark"),
+    ("detection", "auto"),  # last: kernels of their own take the time that is left
     ("graph", "torch.compile"),
     ("graph", "auto"),
     ("graph", "background"),
@@ -76,11 +80,15 @@ SLOW_MS = 20.0
 SETTLED_S = 30.0
 WHOLE_PASSES = 3
 TIMED = {"layer": 10, "detection": 2, "graph": 4}  # steps in a row, for the time of one
-OWN_S = {"layer": 20.0, "detection": 150.0}  # for the times of kernels of their own
+OWN_S = {"layer": 20.0, "detection": 150.0}  # at most, for the times of kernels of their own
+OWN = "own"  # the pass of their rows
+ENDING_S = 20.0  # for the times of all sizes, after the calls
+LAST_S = 5.0  # for those of one size with kernels of its own
 MOST_LINES = 40  # slow calls that are printed
 OWN_MOST = {"layer": COUNTS["layer"], "detection": 4}  # sizes; each of the model's has some 170 problems
 PARTS = ("fwd", "bwd_d", "bwd_w", "pack")
 Forward = Callable[[], torch.Tensor]
+Step = tuple[str, Forward]  # a size, and its result
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -94,40 +102,54 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(options: argparse.Namespace) -> int:
     """1 if a side failed. Each runs in a process of its own."""
-    versions, end = environment.versions(), time.monotonic() + options.limit
-    table = CsvTable(Path(options.out) / f"{short(versions['device'])}_auto_sizes.csv", COLUMNS, KEY)
+    versions, end = environment.versions(), time.time() + options.limit
+    path = Path(options.out) / f"{short(versions['device'])}_auto_sizes.csv"
     failed = 0
     for case, side in SIDES:
-        left = end - time.monotonic()
+        left = end - time.time()
         about = {"case": case, "side": side, **versions}
-        if options.only not in ("", case) or table.has(about) or left < 1:
+        if options.only not in ("", case) or left < 1 or _is_finished(path, about):
             continue
         with tempfile.TemporaryDirectory(prefix="bench-auto-", ignore_cleanup_errors=True) as place:
-            group = WorkerTask(
-                "bench.auto_sizes:measure",
-                1,
-                {"TRANSCONV_CACHE": f"{place}/ours", "TRITON_CACHE_DIR": f"{place}/triton"},
-            )
+            variables = {"TRANSCONV_CACHE": f"{place}/ours", "TRITON_CACHE_DIR": f"{place}/triton"}
+            if device() == "cpu":
+                variables["TRITON_INTERPRET"] = "1"
+            group = WorkerTask("bench.auto_sizes:measure", 1, variables)
             seconds = options.seconds if side in OURS else options.seconds / 10
-            payload = {"case": case, "side": side, "quick": options.quick, "seconds": min(seconds, left)}
+            payload = {
+                "path": str(path),
+                "about": about,
+                "quick": options.quick,
+                "seconds": seconds,
+                "end": end,
+            }
             for _, answer in Pool({case: group}).run([Task(case, payload, left)], left):
                 failed += "error" in answer
                 print(f"{case}, {side}: {answer.get('error') or describe(answer['rows'])}", flush=True)
                 print(*slow(answer.get("rows", ())), *answer.get("lines", ()), sep="\n", flush=True)
-                for row in answer.get("rows", ()):
-                    table.add({**about, **row})
-    print(f"{len(table.rows)} rows are in {table.path}", file=sys.stderr)
+    print(f"{len(CsvTable(path, COLUMNS, KEY).rows)} rows are in {path}", file=sys.stderr)
     return int(bool(failed))
+
+
+def _is_finished(path: Path, about: Row) -> bool:
+    """Whether a side has all of its rows. Those of one that was stopped are removed."""
+    table = CsvTable(path, COLUMNS, KEY)
+    rows = [r for r in table.rows if all(r[k] == about[k] for k in KEY)]
+    if rows and {r["size"] for r in rows} == {r["size"] for r in rows if r["us"]}:
+        return True
+    table.drop(("",), "case", {k: about[k] for k in KEY})
+    return False
 
 
 def describe(rows: list[Row]) -> str:
     """The slowest calls, who answered at the end, and what a choice costs beside kernels of its own."""
+    ratios = [float(r["us"]) / float(r["own_us"]) for r in rows if r.get("own_us")]
+    rows = [r for r in rows if r["pass"] != OWN]
     calls = [(float(r["forward_ms"]), float(r["backward_ms"])) for r in rows]
     graph = rows[0]["size"] == MODEL
     few, said = (1, "first call") if graph else (10, "slowest of ten first calls")
     late = [r for r in rows if float(r["at_s"]) > SETTLED_S]
     kernels, waiting = (sum(int(r[name]) for r in late) for name in ("kernels", "waiting"))
-    ratios = [float(r["us"]) / float(r["own_us"]) for r in rows if r.get("own_us")]
     parts = [
         f"{said} {max(map(max, calls[:few])):.1f} ms, {'slowest ' * graph}of others "
         f"{max(map(max, calls[few:]), default=0.0):.1f} ms"
@@ -141,7 +163,8 @@ def describe(rows: list[Row]) -> str:
 
 def slow(rows: Sequence[Row]) -> Iterator[str]:
     """Lines about slow calls behind the first pass."""
-    found = [r for r in rows if int(r["pass"]) > 1 and max(r["forward_ms"], r["backward_ms"]) > SLOW_MS]
+    calls = [r for r in rows if r["pass"] != OWN and int(r["pass"]) > 1]
+    found = [r for r in calls if max(r["forward_ms"], r["backward_ms"]) > SLOW_MS]
     for r in found[:MOST_LINES]:
         yield (
             f"  {r['at_s']:8.3f} s  {r['size']:>9}  {r['forward_ms']:8.2f} + {r['backward_ms']:8.2f} ms"
@@ -151,12 +174,19 @@ def slow(rows: Sequence[Row]) -> Iterator[str]:
         yield f"  and {len(found) - MOST_LINES} more"
 
 
-def measure(case: str, side: str, quick: bool, seconds: float) -> Row:
-    """The rows of one side."""
-    ours = side in OURS
+def measure(path: str, about: Row, quick: bool, seconds: float, end: float) -> Row:
+    """Writes the rows of one side, each as soon as it is there, and returns them. ``end``: when the
+    process is ended, in seconds of the system's clock."""
+    case, side = about["case"], about["side"]
+    ours, mode = side in OURS, side if side == "background" else "auto"
+    table, rows = CsvTable(Path(path), COLUMNS, KEY), list[Row]()
+
+    def add(row: Row) -> None:
+        rows.append(row)
+        table.add({**about, **row})
+
     reference.settings(tf32=True, benchmark=side == "torch benchmark")
     torch.ones(1, device=device()).sum().item()  # the GPU itself
-    mode = side if side == "background" else "auto"
     with (
         switched(compile=mode, sizes="auto", fallback="silent"),
         call_phases.watched() if ours else nullcontext() as phases,
@@ -167,28 +197,42 @@ def measure(case: str, side: str, quick: bool, seconds: float) -> Row:
             model, steps = _layer(quick) if case == "layer" else _detection()
         if ours and case != "graph":
             transconv.convert_(model)
-        rows = _passes(steps, seconds, phases)
-        times = TIMED[case]
-        us = {size: _us(forward, times) for size, forward in steps}
-        own, lines = dict[str, float](), list[str]()
+        last = _passes(steps, min(seconds, end - time.time() - ENDING_S), phases, add)
+        us = dict[str, float]()
+        for row, (size, forward) in zip(last, steps, strict=True):
+            us[size] = _us(forward, TIMED[case])
+            add({**row, "us": us[size]})
+        lines = list[str]()
         if ours and case in OWN_S:
-            some, end = steps[-OWN_MOST[case] :], time.monotonic() + OWN_S[case]
-            parts = {size: _parts(forward) for size, forward in some if device() == "cuda"}
-            with switched(compile="background", sizes="exact"):
-                for size, forward in some:
-                    if _has_own(forward, end):
-                        own[size] = _us(forward, times)
-                        alone = _parts(forward) if size in parts else {}
-                        each = [f"{p} {parts[size][p]:.0f} of {took:.0f}" for p, took in alone.items()]
-                        lines.append(f"  {size} [us, of own kernels]: {', '.join(each)}")
-    for row in rows[-len(steps) :]:
-        row |= {"us": us[row["size"]], "own_us": own.get(row["size"], "")}
+            at_most = min(end - LAST_S, time.time() + OWN_S[case])
+            for size, own, line in _own(_most_own(steps, last)[: OWN_MOST[case]], TIMED[case], at_most):
+                add({"pass": OWN, "size": size, "us": us[size], "own_us": own})
+                lines.append(line)
     return {"rows": rows, "lines": lines}
+
+
+def _most_own(steps: list[Step], last: list[Row]) -> list[Step]:
+    """The steps, those first that have the most kernels of their own already."""
+    others = {r["size"]: sum(map(int, re.findall(r"any_size=(\d+)", r["answered"]))) for r in last}
+    return sorted(steps, key=lambda step: others[step[0]])
+
+
+def _own(steps: list[Step], times: int, end: float) -> Iterator[tuple[str, float, str]]:
+    """Of each size whose kernels of its own are there before the ``end``: its microseconds with them, and
+    a line about the parts."""
+    parts = {size: _parts(forward) for size, forward in steps if device() == "cuda"}
+    with switched(compile="background", sizes="exact"):
+        for size, forward in steps:
+            if _has_own(forward, end):
+                us = _us(forward, times)
+                alone = _parts(forward) if size in parts else {}
+                each = [f"{p} {parts[size][p]:.0f} of {took:.0f}" for p, took in alone.items()]
+                yield size, us, f"  {size} [us, of own kernels]: {', '.join(each)}"
 
 
 def _has_own(forward: Forward, end: float) -> bool:
     """Whether kernels of their own answer all calls of a step before the ``end``."""
-    while time.monotonic() < end:
+    while time.time() < end:
         transconv.stats(reset=True)  # of what was measured before
         forward().sum().backward()
         synchronize()
@@ -209,20 +253,20 @@ def _parts(forward: Forward) -> dict[str, float]:
     return found
 
 
-def _passes(steps: list[tuple[str, Forward]], seconds: float, phases: CallPhases | None) -> list[Row]:
-    """A row for each call that has one; the last pass has one for each. ``phases``: of calls that are
-    ours."""
+def _passes(
+    steps: list[Step], seconds: float, phases: CallPhases | None, add: Callable[[Row], None]
+) -> list[Row]:
+    """Adds a row for each call that has one, after its pass, and returns those of the last pass, one for
+    each call. ``phases``: of calls that are ours."""
     transconv.stats(reset=True)
     if phases is not None:
         phases.take()
-    rows, last, number, began = list[Row](), list[Row](), 0, time.monotonic()
+    last, number, began = list[Row](), 0, time.monotonic()
     while number <= WHOLE_PASSES or time.monotonic() - began < seconds:
         number += 1
-        rows += (
-            last
-            if number <= WHOLE_PASSES + 1
-            else [r for r in last if max(r["forward_ms"], r["backward_ms"]) > SLOW_MS]
-        )
+        for row in last:
+            if number <= WHOLE_PASSES + 1 or max(row["forward_ms"], row["backward_ms"]) > SLOW_MS:
+                add(row)
         last = []
         for size, forward in steps:
             start = time.perf_counter()
@@ -249,7 +293,7 @@ def _passes(steps: list[tuple[str, Forward]], seconds: float, phases: CallPhases
                     "phases": call_phases.said(phases.take()) if phases is not None else "",
                 }
             )
-    return rows + last
+    return last
 
 
 def _us(forward: Forward, times: int) -> float:
@@ -267,7 +311,7 @@ def _us(forward: Forward, times: int) -> float:
     return (time.perf_counter() - start) * 1e6 / times
 
 
-def _layer(quick: bool) -> tuple[Any, list[tuple[str, Forward]]]:
+def _layer(quick: bool) -> tuple[Any, list[Step]]:
     """A layer, and its result at each size."""
     torch.manual_seed(0)
     draw, channels = random.Random(1), 4 if quick else 64
@@ -291,7 +335,7 @@ def _layer(quick: bool) -> tuple[Any, list[tuple[str, Forward]]]:
     return model, [(f"{h}x{w}", step(h, w)) for h, w in dict.fromkeys(sides)]
 
 
-def _graph(quick: bool, ours: bool) -> tuple[Any, list[tuple[str, Forward]]]:
+def _graph(quick: bool, ours: bool) -> tuple[Any, list[Step]]:
     """A classifier, compiled, and its loss."""
     of, dtype = MODELS[MODEL], torch.float32 if quick else torch.bfloat16
     model: Any = of.built(quick).to(device(), dtype).to(memory_format=torch.channels_last)
@@ -302,9 +346,11 @@ def _graph(quick: bool, ours: bool) -> tuple[Any, list[tuple[str, Forward]]]:
     return model, [(MODEL, lambda: loss(run(x).float(), targets))]
 
 
-def _detection() -> tuple[Any, list[tuple[str, Forward]]]:
+def _detection() -> tuple[Any, list[Step]]:
     """The detection model of bench/epochs.py, and its loss at each size."""
-    model, step_of, _ = epochs.build("detection", device() == "cpu", device())
+    model, step_of, count = epochs.build("detection", device() == "cpu", device())
     model = model.to(device())
     step = step_of(model)
-    return model, [(f"image {at}", lambda at=at: step(at)) for at in range(COUNTS["detection"])]  # type: ignore[misc]
+    return model, [
+        (f"image {at}", lambda at=at: step(at)) for at in range(min(count, COUNTS["detection"]))
+    ]  # type: ignore[misc]

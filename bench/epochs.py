@@ -102,10 +102,11 @@ def kernel_ms(train: Callable[[int], object], count: int) -> dict[str, float]:
         for at in range(count):
             train(at)
     streams: dict[int, dict[str, float]] = {}
-    for e in found.events() or ():
-        if e.device_type == DeviceType.CUDA and not e.is_user_annotation:
-            here = streams.setdefault(e.device_resource_id, {})
-            here[e.name] = here.get(e.name, 0.0) + e.self_device_time_total / 1e3 / count
+    # As they were recorded: `found.events()` takes 17 times as long, seconds for a model's steps.
+    for e in found.profiler.kineto_results.events():  # type: ignore[union-attr]
+        if e.device_type() == DeviceType.CUDA and not e.is_user_annotation():
+            here = streams.setdefault(e.device_resource_id(), {})
+            here[e.name()] = here.get(e.name(), 0.0) + e.duration_ns() / 1e6 / count
     return max(streams.values(), key=lambda s: sum(s.values()), default={})
 
 

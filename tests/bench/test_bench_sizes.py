@@ -41,7 +41,7 @@ from transconv.errors import ProblemError, Unsupported
 from transconv.support import knobs
 from transconv.target import Target
 from transconv.torch_ops.calls import select_impl
-from transconv.tuning.table import read
+from transconv.tuning.table import CsvTable, Row, read
 
 LAYERS = size_layers.chosen(quick=False)
 interpreted = pytest.mark.skipif(not knobs.interpret(), reason="needs TRITON_INTERPRET=1")
@@ -272,7 +272,8 @@ def test_calls_with_default_settings_have_rows() -> None:
     """The first passes and the last one whole; of those between, slow calls."""
     x = torch.ones(2, requires_grad=True)
     steps = [(name, lambda: (x * 2).sum()) for name in ("a", "b")]
-    rows = auto_sizes._passes(steps, 0.2, None)
+    rows = list[Row]()
+    rows += auto_sizes._passes(steps, 0.2, None, rows.append)
     assert [(r["pass"], r["size"]) for r in rows[:6]] == [(n, s) for n in (1, 2, 3) for s in "ab"]
     assert [r["size"] for r in rows[-2:]] == ["a", "b"] and rows[-1]["pass"] == rows[-2]["pass"] > 4
     assert all({*r} < {*auto_sizes.COLUMNS} for r in rows)
@@ -288,20 +289,49 @@ def test_calls_with_default_settings_have_rows() -> None:
     told = auto_sizes.describe([rows[0] | {"size": auto_sizes.MODEL, "forward_ms": 5e3}, *rows[:2]])
     assert told.startswith("first call 5000.0 ms, slowest of others 9.0 ms; after 30 s 75.0% by kernels")
     late: dict[str, object] = {"pass": 7, "backward_ms": 25.0, "phases": "check=12 gc=2"}
-    lines = [*auto_sizes.slow([*rows[:2], rows[0] | late])]
+    own = {"pass": auto_sizes.OWN, "size": "a", "us": 3.0, "own_us": 1.0}
+    assert auto_sizes.describe([*rows[:1], own]).endswith("at most 3.000")
+    lines = [*auto_sizes.slow([*rows[:2], rows[0] | late, own])]
     assert len(lines) == 1 and "25.00 ms" in lines[0] and lines[0].endswith("check=12 gc=2")
+
+
+def test_rows_are_written_as_they_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A side that was stopped has its rows in the file, and is measured again; the others' rows stay."""
+    path, about = tmp_path / "rows.csv", {"case": "layer", "side": "torch heuristics", "device": "cpu"}
+    before = {**about, "side": "auto", "size": "4x9", "us": 1.0}
+    CsvTable(path, auto_sizes.COLUMNS, auto_sizes.KEY).add(before)
+
+    def stopped(*_: object) -> float:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(auto_sizes, "_us", stopped)
+        auto_sizes.measure(str(path), about, True, 0.0, time.time())
+    assert len(read(path)) == 1 + 3 * auto_sizes.WHOLE_PASSES
+    assert not auto_sizes._is_finished(path, about) and len(read(path)) == 1
+    made = auto_sizes.measure(str(path), about, True, 0.0, time.time())
+    assert auto_sizes._is_finished(path, about) and len(read(path)) == 1 + len(made["rows"]) == 13
+
+
+def test_sizes_with_the_most_kernels_of_their_own_come_first() -> None:
+    answered = {"a": "fwd_any_size=3 bwd_w_any_size=1 fwd=9", "b": "fwd=2 bwd_w_any_size=3", "c": "fwd=1"}
+    steps = [(size, lambda: torch.ones(1)) for size in answered]
+    last = [{"size": size, "answered": words} for size, words in answered.items()]
+    assert [size for size, _ in auto_sizes._most_own(steps, last)] == ["c", "b", "a"]
 
 
 def test_a_step_has_the_time_of_its_own_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a thread runs in another one is not the step's, and kernels are added up by what they do."""
 
     def one(stream: int, name: str, us: float, on: DeviceType = DeviceType.CUDA) -> Any:
-        more = {"device_type": on, "is_user_annotation": False, "self_device_time_total": us}
-        return SimpleNamespace(device_resource_id=stream, name=name, **more)
+        of = {"device_type": on, "is_user_annotation": False, "duration_ns": 1e3 * us}
+        of |= {"device_resource_id": stream, "name": name}
+        return SimpleNamespace(**{key: lambda value=value: value for key, value in of.items()})
 
     kernels = [one(7, "conv_fwd_mb1_0a", 4e3), one(7, "fwd_mb1_0b", 6e3), one(7, "pack_src_1", 2e3)]
     beside = [one(7, "relu", 2e3), one(13, "check", 9e3), one(0, "aten", 9e9, DeviceType.CPU)]
-    found = SimpleNamespace(events=lambda: kernels + beside)
+    recorded = SimpleNamespace(events=lambda: kernels + beside)
+    found = SimpleNamespace(profiler=SimpleNamespace(kineto_results=recorded))
     monkeypatch.setattr(epochs, "profile", lambda **_: contextlib.nullcontext(found))
     assert epochs.busy_ms(lambda at: at, 2) == 7.0
     parts = auto_sizes._parts(lambda: torch.ones(1, requires_grad=True) * 1)
