@@ -11,11 +11,14 @@ import time
 from dataclasses import dataclass
 from html.parser import HTMLParser
 from pathlib import Path
+from types import ModuleType
 from urllib.parse import unquote, urldefrag
 
+import griffe
 import pytest
 
 from docs.site import rooms
+from docs.site.exports import Exports
 from tests.docs.names import ROOMS, exported, room
 from tests.report.browser import browser, why_not
 
@@ -196,8 +199,18 @@ def test_the_reference_has_every_public_name(site: Site) -> None:
     assert not missing
 
 
+def test_imports_under_their_own_names_are_exports() -> None:
+    """What the page of a room shows, without the site."""
+    text = "from a.b import f as f\nfrom a.b import g, h as k, _p as _p\n\n\ndef own():\n    pass\n"
+    for body, names in ((text, {"f", "_p", "own"}), ("from a.b import g\n", None)):
+        found = griffe.visit("a", Path("a/__init__.py"), body, extensions=griffe.load_extensions(Exports))
+        assert (None if found.exports is None else {*found.exports}) == names
+
+
 def home(value: object, name: str) -> str:
     """Where a thing is defined: a room may have a file of the same name."""
+    if isinstance(value, ModuleType):
+        return value.__name__
     return f"{getattr(value, '__module__', '')}.{name}"
 
 
