@@ -62,10 +62,8 @@ class CsvTable:
     def drop(self, unwanted: Iterable[str], column: str, among: Mapping[str, str] | None = None) -> int:
         """Remove rows whose column starts with one of these words, to run them again. ``among``: what
         other columns have to be."""
-        words, others = tuple(unwanted), (among or {}).items()
-        kept = [
-            r for r in self.rows if not r[column].startswith(words) or any(r[c] != v for c, v in others)
-        ]
+        words, more = tuple(unwanted), (among or {}).items()
+        kept = [r for r in self.rows if not r[column].startswith(words) or any(r[c] != v for c, v in more)]
         dropped = len(self.rows) - len(kept)
         if dropped:
             self.rows = kept
