@@ -149,7 +149,7 @@ class Schedule(_Hashed):
                 raise ScheduleError(
                     f"schedule '{text}': '{token}' is neither a block (n.h.w:128), nor "
                     f"mma or fma, nor one of {', '.join(named)}=..."
-                    f"{nearest(token.partition('=')[0], [*named, *TABLE['unit'].values])}"
+                    f"{nearest(token.partition('=')[0], [*named, 'mma', 'fma'])}"
                 )
         own: dict[str, Any] = {n: v for n, v in said.items() if n in _FIELDS}
         made = Schedule(tuple(blocks), **own)
