@@ -246,7 +246,7 @@ def backend(
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
         function_graphs.interpolated(gm)
     function_graphs.normalized(gm)
-    function_graphs.attended(gm, invariant, asked.within is None)
+    function_graphs.attended(gm, invariant)
     run = torch_internals.aot_autograd(
         fw_compiler=compiler("forward"),
         bw_compiler=compiler("backward"),

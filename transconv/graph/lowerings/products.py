@@ -73,8 +73,8 @@ def product(x: Piece, w: Piece, label: str, dtype: torch.dtype) -> Piece:
 
 
 def before_widened(x: Piece, w: Piece) -> tuple[Piece, Piece]:
-    """Factors of f32 that were both of one type of 16 bits, as they were: f32 has each of their products, and
-    units that multiply matrices take them many times as fast."""
+    """Factors of f32 that were both of one type of 16 bits, as they were: f32 has each of their products,
+    and units that multiply matrices take them many times as fast."""
     for held in (torch.bfloat16, torch.float16) if x.dtype is torch.float32 is w.dtype else ():
         found = from_before(x, held), from_before(w, held)
         if found[0] is not None and found[1] is not None:

@@ -3,7 +3,7 @@
 interpolate, nearest          each element several times, where sizes are known when a graph runs
 interpolate, linear           one dim after another, where there is a gradient
 instance_norm                 a group norm with a group for each feature
-attention, wide heads         two products and a softmax
+attention, wide heads         an operator of ours
 attention, expanded mask      a mask that torch's own kernels of attention take
 """
 
@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from math import inf, prod
+from math import inf
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
 from torch import fx
+
+from transconv.functional import attention
 
 aten = torch.ops.aten
 Tensor = torch.Tensor
@@ -77,28 +79,29 @@ def normalized(gm: fx.GraphModule) -> None:
     gm.recompile()
 
 
-ATTENTION = ("query", "key", "value", "attn_mask")
-HALVES = (torch.float16, torch.bfloat16)
-WIDE = 256  # numbers of a head above which torch has no attention of 16 bits without scores in memory
-SCORES, BLOCKS = 2**28, 64  # most bytes of the scores of a block of queries, while these are enough blocks
+ATTENTION = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 
 
-def attended(gm: fx.GraphModule, invariant: bool = False, blocks: bool = True) -> None:
-    """Write attention as two products and a softmax, in a graph of torch's functions, where heads are wider
-    than torch's fast kernels take (``WIDE``; as in decoders of images) and nothing has a gradient.
-    ``invariant``: always, as these kernels add up alike in each batch. ``blocks``: a block of queries after
-    another, so that not all scores are in memory.
-
-    Otherwise have masks whose rows are one element, expanded, lie with rows of their own. torch's kernels of
-    attention take no others: it computes the scores in memory, in f32. Models that are traced hand over
-    such masks where they have none otherwise. Dims outside of the rows stay expanded. A mask with a
-    gradient stays as it is: of a leaf each element has its own, and torch's kernels take none."""
+def attended(gm: fx.GraphModule, invariant: bool = False) -> None:
+    """Have heads that torch's fast kernels do not take be ours (``functional/attention.py``), in a graph
+    of torch's functions, and masks whose rows are one element, expanded, lie with rows of their own.
+    torch's kernels of attention take no others: it computes the scores in memory, in f32. Models that are
+    traced hand over such masks where they have none otherwise. Dims outside of the rows stay expanded. A
+    mask with a gradient stays as it is: of a leaf each element has its own, and torch's kernels take none.
+    ``invariant``: attention is two products and a softmax, whose kernels add up alike in each batch."""
     for node in gm.graph.nodes:
         if node.target is not torch.nn.functional.scaled_dot_product_attention:
             continue
+        if invariant:
+            node.target = _products
+            continue
         given = dict(zip(ATTENTION, node.args, strict=False)) | node.kwargs
-        if invariant or _is_wide(given):
-            node.target, node.kwargs = _products, {**node.kwargs, "blocks": blocks}
+        if _is_ours(given):
+            query, key, value = (given[name] for name in ATTENTION[:3])
+            factor = given.get("scale")
+            if factor is None:
+                factor = query.meta["example_value"].shape[-1] ** -0.5
+            replace_node(node, attention.attention, (query, key, value, factor))
             continue
         mask = given.get("attn_mask")
         like = mask.meta.get("example_value") if isinstance(mask, fx.Node) else None
@@ -110,14 +113,17 @@ def attended(gm: fx.GraphModule, invariant: bool = False, blocks: bool = True) -
     gm.recompile()
 
 
-def _is_wide(given: Mapping[str, Any]) -> bool:
-    """Whether attention has heads that torch's fast kernels do not take, of known sizes, and no gradient."""
-    seen = [x.meta.get("example_value") for x in given.values() if isinstance(x, fx.Node)]
+def _is_ours(given: Mapping[str, Any]) -> bool:
+    """Whether the operator of wide heads computes a call of these arguments."""
+    seen = [x.meta.get("example_value") for x in map(given.get, ATTENTION[:3]) if isinstance(x, fx.Node)]
+    plain = not any(given.get(name) for name in ("dropout_p", "is_causal", "enable_gqa"))
     return (
-        all(isinstance(x, Tensor) and all(isinstance(n, int) for n in x.shape) for x in seen)
-        and not (torch.is_grad_enabled() and any(x.requires_grad for x in seen))
-        and all(x.dtype in HALVES for x in seen[:3])
-        and seen[0].shape[-1] > WIDE
+        plain
+        and given.get("attn_mask") is None
+        and isinstance(given.get("scale"), float | None)
+        and len(seen) == 3
+        and all(isinstance(x, Tensor) for x in seen)
+        and not attention.why_not(*seen)
     )
 
 
@@ -131,55 +137,28 @@ def _products(
     *,
     scale: float | None = None,
     enable_gqa: bool = False,
-    blocks: bool = True,
 ) -> Tensor:
     """Attention as two products and a softmax, with the scores in memory. Of 16 bits, the scores and their
     softmax are of f32, and the weights of the values are rounded to 16 bits, as in torch's own kernels;
     f32 and dropout are as torch's reference writes them."""
-    if query.dtype not in HALVES or dropout_p:
+    held = query.dtype
+    if held not in (torch.float16, torch.bfloat16) or dropout_p:
         made: Tensor = aten._scaled_dot_product_attention_math.default(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )[0]
         return made
     if enable_gqa:
         key, value = (x.repeat_interleave(query.shape[-3] // x.shape[-3], -3) for x in (key, value))
-    factor = query.shape[-1] ** -0.5 if scale is None else scale
-    if is_causal:
-        attn_mask = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
-    rows = _rows(query, key) if blocks else query.shape[-2]
-    if rows == query.shape[-2]:
-        return _weighted(query, key, value, attn_mask, factor)
-    queries = query.split(rows, -2)
-    masks: Sequence[Tensor | None] = [attn_mask] * len(queries)
-    if attn_mask is not None and attn_mask.shape[-2] > 1:
-        masks = attn_mask.split(rows, -2)
-    parts = [_weighted(q, key, value, m, factor) for q, m in zip(queries, masks, strict=True)]
-    return torch.cat(parts, -2)
-
-
-def _rows(query: Tensor, key: Tensor) -> int:
-    """The queries of a block: blocks are of one size, but for the last one, of whole tiles, and their scores
-    are of at most ``SCORES`` bytes, of one sample where the number of samples is a name."""
-    whole: int = query.shape[-2]
-    sizes = [*query.shape[:-1], key.shape[-2]]
-    if not all(isinstance(n, int) for n in sizes[1:]):
-        return whole
-    scores = 4 * prod(n for n in sizes if isinstance(n, int))
-    count = min(-(-scores // SCORES), BLOCKS)
-    return min(whole, -(-whole // (128 * count)) * 128)
-
-
-def _weighted(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, factor: float) -> Tensor:
-    """The values by the softmax of the scores of these queries."""
-    held = query.dtype
     scores = query.float() @ key.float().mT
     if scores.requires_grad:  # so that products of gradients are of 16 bits, too
         scores.register_hook(lambda grad: grad.to(held).float())
-    scores = scores * factor
-    if mask is None:
+    scores = scores * (query.shape[-1] ** -0.5 if scale is None else scale)
+    if is_causal:
+        attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).tril()
+    if attn_mask is None:
         return scores.softmax(-1).to(held) @ value
-    scores = scores.masked_fill(~mask, -inf) if mask.dtype is torch.bool else scores + mask
-    weights: Tensor = aten._safe_softmax.default(scores, -1)
+    masked = scores.masked_fill(~attn_mask, -inf) if attn_mask.dtype is torch.bool else scores + attn_mask
+    weights: Tensor = aten._safe_softmax.default(masked, -1)
     return weights.to(held) @ value
 
 
