@@ -27,7 +27,8 @@ from transconv.torch_ops.operators import implement, library
 Tensor = torch.Tensor
 
 WIDE = 256  # numbers of a head that torch's fast kernels take
-SCORES, BLOCKS = 2**28, 64  # bytes of the scores of a block at most, while these are enough blocks
+SCORES = 2**28  # bytes of the scores of a block at most,
+ROWS = 1024  # but for a block of so many queries, so that a block keeps a GPU busy
 
 library.define(
     "attention(Tensor query, Tensor key, Tensor value, float factor) -> Tensor",
@@ -52,11 +53,11 @@ def why_not(query: Tensor, key: Tensor, value: Tensor) -> str:
 
 def blocks(heads: int, queries: int, keys: int) -> tuple[int, int]:
     """The heads and the queries of a block: heads as many as have scores of ``SCORES`` bytes, or rows of
-    one head, in whole tiles. More bytes where there would be more than ``BLOCKS`` blocks of a head."""
+    one head, in whole tiles, blocks of about one size."""
     scores = 4 * queries * keys
-    if scores <= SCORES:
-        return min(heads, SCORES // scores), queries
-    count = min(-(-scores // SCORES), BLOCKS)
+    if scores <= SCORES or queries <= ROWS:
+        return min(heads, max(1, SCORES // scores)), queries
+    count = -(-queries // max(ROWS, SCORES // (4 * keys)))
     return 1, min(queries, -(-queries // (128 * count)) * 128)
 
 

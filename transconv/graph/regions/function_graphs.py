@@ -115,14 +115,14 @@ def attended(gm: fx.GraphModule, invariant: bool = False) -> None:
 
 def _is_ours(given: Mapping[str, Any]) -> bool:
     """Whether the operator of wide heads computes a call of these arguments."""
-    seen = [x.meta.get("example_value") for x in map(given.get, ATTENTION[:3]) if isinstance(x, fx.Node)]
+    nodes = [x for x in map(given.get, ATTENTION[:3]) if isinstance(x, fx.Node)]
+    seen = [x for x in (node.meta.get("example_value") for node in nodes) if isinstance(x, Tensor)]
     plain = not any(given.get(name) for name in ("dropout_p", "is_causal", "enable_gqa"))
     return (
         plain
         and given.get("attn_mask") is None
         and isinstance(given.get("scale"), float | None)
         and len(seen) == 3
-        and all(isinstance(x, Tensor) for x in seen)
         and not attention.why_not(*seen)
     )
 
@@ -151,7 +151,8 @@ def _products(
         key, value = (x.repeat_interleave(query.shape[-3] // x.shape[-3], -3) for x in (key, value))
     scores = query.float() @ key.float().mT
     if scores.requires_grad:  # so that products of gradients are of 16 bits, too
-        scores.register_hook(lambda grad: grad.to(held).float())
+        hook: Any = scores.register_hook
+        hook(lambda grad: grad.to(held).float())
     scores = scores * (query.shape[-1] ** -0.5 if scale is None else scale)
     if is_causal:
         attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).tril()
