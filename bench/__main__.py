@@ -57,6 +57,7 @@ DROP_IN = {
     "parts": "time each kernel of plans on a GPU: copies, products, sums of parts",
     "index-operations": "count the masks and operations that the simplifier leaves in kernels",
     "short-rows": "time every form of softmax and layer norm over short rows, and torch's",
+    "attention": "time attention of one wide head, as decoders of images have it, and torch's",
     "short-sums": "measure how far sums of 8-bit floats on the matrix unit are off",
     "epilogue-functions": "time and check functions in the epilogue of a product",
     "computations": "check and time the computations of bench/computes, and torch's",

@@ -233,7 +233,9 @@ def test_sizes_that_are_arguments_take_options(capsys: pytest.CaptureFixture[str
     assert re.search(r"tensor src +bf16 ", page) and "max(sum_2, 0.0)" in page
 
 
-@pytest.mark.parametrize("words", [["kernels"], ["short-sums"], ["short-rows"], ["parts", "b.csv"]])
+@pytest.mark.parametrize(
+    "words", [["kernels"], ["short-sums"], ["short-rows"], ["attention"], ["parts", "b.csv"]]
+)
 def test_measures_of_a_gpu_leave_their_rows_without_one(
     words: list[str], odd: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -162,6 +162,28 @@ def test_attention_of_16_bits(model: nn.Module, kind: torch.dtype) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16])
+def test_gradients_of_attention_of_16_bits(kind: torch.dtype) -> None:
+    """No further from torch in f64 than twice torch's own; each sample's as alone."""
+    model, x = Heads(), torch.randn(SAMPLES, 5, 16).to(kind)
+    run = torch.compile(model, backend=backend, options={"rest": "eager"})
+
+    def gradient(f: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        given = x.requires_grad_()
+        y = f(given)
+        (made,) = torch.autograd.grad(
+            y, given, torch.linspace(-1, 1, 80).to(y.dtype).view(2, 5, 8).expand_as(y)
+        )
+        return made
+
+    whole, torchs = gradient(run, marked(x)), gradient(model, x.clone())
+    want = gradient(model, x.double())
+    assert all(torch.equal(gradient(run, marked(x[i : i + 1]))[0], whole[i]) for i in range(SAMPLES))
+    off, own = ((y.double() - want).abs().max() for y in (whole, torchs))
+    assert whole.dtype is kind and 0 < off <= 2 * own
+
+
+@pytest.mark.slow
 def test_training() -> None:
     """Gradients of samples, and weights' gradients of a batch and of one with samples of zeros behind."""
     model = Convolutional().train()

@@ -200,3 +200,30 @@ def test_products_of_every_type(dtype: torch.dtype) -> None:
     assert found.dtype is right.dtype
     torch.testing.assert_close(found, right, rtol=0 if dtype not in FLOATS else 1e-2, atol=0)
     assert bool(texts) is (dtype in FLOATS) or all("sum(" not in text for text in texts)
+
+
+def listed(f: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], list[Tensor]]:
+    return lambda x, y: [f(x, y)]
+
+
+@pytest.mark.parametrize("held", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "step", [lambda x: x, lambda x: x.mT.contiguous().mT, lambda x: x[..., 1:]], ids=range(3)
+)
+def test_factors_that_were_widened_are_multiplied_as_they_were(held: torch.dtype, step: Step) -> None:
+    """f32 has each product of numbers of 16 bits. What was computed in f32, or of another type, is of
+    f32."""
+    x, y = (torch.randn(shape).to(held) for shape in ((2, 5, 8), (2, 6, 8)))
+    forms: list[tuple[bool, Callable[[Tensor, Tensor], Tensor]]] = [
+        (True, lambda x, y: step(x.float()) @ step(y.float()).mT),
+        (True, lambda x, y: step((x * 2).float()) @ step(y).float().mT),
+        (False, lambda x, y: (step(x.float()) * 1.1) @ step(y.float()).mT),
+        (False, lambda x, y: step(x.float()) @ step(y.double().float()).mT),
+    ]
+    for narrow, f in forms:
+        with by_meaning() as texts:
+            (made,) = results(traced(listed(f), [x, y])(x, y))
+        torch.testing.assert_close(made, f(x, y), rtol=1e-5, atol=1e-5)
+        (text,) = (t for t in texts if "sum(" in t)
+        assert made.dtype is torch.float32
+        assert ("f32(" not in text) is narrow, text

@@ -67,21 +67,28 @@ def of_nothing(text: str, device: torch.device) -> list[Tensor]:
 
 
 def _computed(text: str, given: list[Tensor], device: torch.device) -> list[Tensor]:
+    made = _stores(text, device)
+    return made if store(text, given, made) else by_numpy(text, given, device)
+
+
+def store(text: str, given: Sequence[Tensor], made: Sequence[Tensor]) -> bool:
+    """Launch a text that stores into these tensors, which lie as it says. False, with the reason
+    announced, where no kernel may take them."""
     found = program(text)
-    why = refused(given or _stores(text, device), [True] * max(len(given), len(found.stored)), HELD)
+    why = refused(given or made, [True] * max(len(given), len(found.stored)), HELD)
     message = ""
     if not why:
-        made = _stores(text, device)
+        whole = aligned(given or made) and aligned(made)
         try:
-            launch_of_batch(text, device, aligned(given or made), "now").start([*given, *made])
+            launch_of_batch(text, made[0].device, whole, "now").start([*given, *made])
         except Unsupported as error:
             why, message = error.reason, error.message
         else:
             stats.add(True, found.compute.name, 1)
-            return made
+            return True
     stats.announce(why, message, f"the computation {found.compute.name}")
     stats.add(False, why, 1)
-    return by_numpy(text, given, device)
+    return False
 
 
 def by_numpy(text: str, given: Sequence[Tensor], device: torch.device | None = None) -> list[Tensor]:

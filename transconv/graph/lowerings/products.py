@@ -18,6 +18,7 @@ from transconv.graph.lowerings.table import (
     NotOurs,
     arithmetic,
     expanded,
+    from_before,
     kind,
     mapped,
     reduced,
@@ -44,6 +45,7 @@ def check_types(*operands: Piece) -> None:
 
 def product(x: Piece, w: Piece, label: str, dtype: torch.dtype) -> Piece:
     """(..., m, k) times (..., k, n), of the same leading dims. Of one term it is no sum."""
+    x, w = before_widened(x, w)
     check_types(x, w)
     *lead, m, k = x.shape
     if k == 1:
@@ -68,6 +70,16 @@ def product(x: Piece, w: Piece, label: str, dtype: torch.dtype) -> Piece:
         factors=(Factor(x, (*batch, row_, inner), TRUE), Factor(w, (*batch, inner, column), TRUE)),
         at=(*batch, row_, column),
     )
+
+
+def before_widened(x: Piece, w: Piece) -> tuple[Piece, Piece]:
+    """Factors of f32 that were both of one type of 16 bits, as they were: f32 has each of their products,
+    and units that multiply matrices take them many times as fast."""
+    for held in (torch.bfloat16, torch.float16) if x.dtype is torch.float32 is w.dtype else ():
+        found = from_before(x, held), from_before(w, held)
+        if found[0] is not None and found[1] is not None:
+            return found[0], found[1]
+    return x, w
 
 
 def one_term(x: Piece, w: Piece, shape: Shape, label: str, dtype: torch.dtype) -> Piece:

@@ -3,6 +3,7 @@
 interpolate, nearest          each element several times, where sizes are known when a graph runs
 interpolate, linear           one dim after another, where there is a gradient
 instance_norm                 a group norm with a group for each feature
+attention, wide heads         an operator of ours
 attention, expanded mask      a mask that torch's own kernels of attention take
 """
 
@@ -10,11 +11,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
+from math import inf
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
 from torch import fx
+
+from transconv.functional import attention
 
 aten = torch.ops.aten
 Tensor = torch.Tensor
@@ -75,14 +79,15 @@ def normalized(gm: fx.GraphModule) -> None:
     gm.recompile()
 
 
-ATTENTION = ("query", "key", "value", "attn_mask")
+ATTENTION = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 
 
 def attended(gm: fx.GraphModule, invariant: bool = False) -> None:
-    """Have masks of attention whose rows are one element, expanded, lie with rows of their own. torch's
-    kernels of attention take no others: it computes the scores in memory, in f32. Models that are traced
-    hand over such masks where they have none otherwise. Dims outside of the rows stay expanded. A mask
-    with a gradient stays as it is: of a leaf each element has its own, and torch's kernels take none.
+    """Have heads that torch's fast kernels do not take be ours (``functional/attention.py``), in a graph
+    of torch's functions, and masks whose rows are one element, expanded, lie with rows of their own.
+    torch's kernels of attention take no others: it computes the scores in memory, in f32. Models that are
+    traced hand over such masks where they have none otherwise. Dims outside of the rows stay expanded. A
+    mask with a gradient stays as it is: of a leaf each element has its own, and torch's kernels take none.
     ``invariant``: attention is two products and a softmax, whose kernels add up alike in each batch."""
     for node in gm.graph.nodes:
         if node.target is not torch.nn.functional.scaled_dot_product_attention:
@@ -90,7 +95,15 @@ def attended(gm: fx.GraphModule, invariant: bool = False) -> None:
         if invariant:
             node.target = _products
             continue
-        mask = (dict(zip(ATTENTION, node.args, strict=False)) | node.kwargs).get("attn_mask")
+        given = dict(zip(ATTENTION, node.args, strict=False)) | node.kwargs
+        if _is_ours(given):
+            query, key, value = (given[name] for name in ATTENTION[:3])
+            factor = given.get("scale")
+            if factor is None:
+                factor = query.meta["example_value"].shape[-1] ** -0.5
+            replace_node(node, attention.attention, (query, key, value, factor))
+            continue
+        mask = given.get("attn_mask")
         like = mask.meta.get("example_value") if isinstance(mask, fx.Node) else None
         if isinstance(like, Tensor) and like.dim() and like.stride(-1) != 1 and not like.requires_grad:
             with gm.graph.inserting_before(node):
@@ -100,10 +113,54 @@ def attended(gm: fx.GraphModule, invariant: bool = False) -> None:
     gm.recompile()
 
 
-def _products(*given: Any, **named: Any) -> Tensor:
-    """Attention as torch's reference writes it: the scores in memory, of 16 bits in f32."""
-    made: Tensor = torch.ops.aten._scaled_dot_product_attention_math.default(*given, **named)[0]
-    return made
+def _is_ours(given: Mapping[str, Any]) -> bool:
+    """Whether the operator of wide heads computes a call of these arguments."""
+    nodes = [x for x in map(given.get, ATTENTION[:3]) if isinstance(x, fx.Node)]
+    seen = [x for x in (node.meta.get("example_value") for node in nodes) if isinstance(x, Tensor)]
+    plain = not any(given.get(name) for name in ("dropout_p", "is_causal", "enable_gqa"))
+    return (
+        plain
+        and given.get("attn_mask") is None
+        and isinstance(given.get("scale"), float | None)
+        and len(seen) == 3
+        and not attention.why_not(*seen)
+    )
+
+
+def _products(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """Attention as two products and a softmax, with the scores in memory. Of 16 bits, the scores and their
+    softmax are of f32, and the weights of the values are rounded to 16 bits, as in torch's own kernels;
+    f32 and dropout are as torch's reference writes them."""
+    held = query.dtype
+    if held not in (torch.float16, torch.bfloat16) or dropout_p:
+        made: Tensor = aten._scaled_dot_product_attention_math.default(
+            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )[0]
+        return made
+    if enable_gqa:
+        key, value = (x.repeat_interleave(query.shape[-3] // x.shape[-3], -3) for x in (key, value))
+    scores = query.float() @ key.float().mT
+    if scores.requires_grad:  # so that products of gradients are of 16 bits, too
+        hook: Any = scores.register_hook
+        hook(lambda grad: grad.to(held).float())
+    scores = scores * (query.shape[-1] ** -0.5 if scale is None else scale)
+    if is_causal:
+        attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).tril()
+    if attn_mask is None:
+        return scores.softmax(-1).to(held) @ value
+    masked = scores.masked_fill(~attn_mask, -inf) if attn_mask.dtype is torch.bool else scores + attn_mask
+    weights: Tensor = aten._safe_softmax.default(masked, -1)
+    return weights.to(held) @ value
 
 
 def _with_rows(mask: Tensor) -> Tensor:

@@ -23,6 +23,7 @@ import torch
 from torch import fx
 
 from transconv.calls import stats
+from transconv.functional import attention
 from transconv.graph.verification.fx_reference import PRODUCTS, call_operator
 from transconv.runtime import COMPILING, torch_internals
 from transconv.support import knobs
@@ -239,10 +240,14 @@ def left_bytes(outputs: Iterable[fx.Node]) -> int:
 
 
 def sums_bytes(nodes: Iterable[fx.Node], target: Target) -> int:
-    """Bytes of the sums in f32 that an attention of these nodes has in memory while it runs: torch's
-    memory-efficient one, of 16 bits and heads wider than ``WIDE`` (torch 2.13, kernel_forward.h)."""
+    """Bytes that an attention of these nodes has in memory while it runs: the sums in f32 of torch's
+    memory-efficient one, of 16 bits and heads wider than ``WIDE`` (torch 2.13, kernel_forward.h); the
+    scores of a block of ours."""
     found = 0
     for node in nodes:
+        if node.target is attention.attention:
+            query, key = (x.meta["val"] for x in node.args[:2] if isinstance(x, fx.Node))
+            found = max(found, attention.scratch_bytes(query, key))
         if target.backend == "cuda" and _packet(node) is aten_ops._scaled_dot_product_efficient_attention:
             q, k, v = (x.meta["val"] for x in node.args[:3] if isinstance(x, fx.Node))
             if q.itemsize == 2 and max(k.shape[-1], v.shape[-1]) > WIDE:

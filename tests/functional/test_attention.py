@@ -1,0 +1,105 @@
+"""Attention of wide heads: the operator beside torch in f64, its blocks, and where graphs have it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import transconv
+from transconv.functional import attention
+from transconv.graph import backend, report
+
+
+def given(shape: tuple[int, ...], keys: int, kind: torch.dtype) -> list[Tensor]:
+    torch.manual_seed(sum(shape))
+    return [torch.randn(*shape[:-2], n, shape[-1]).to(kind) for n in (shape[-2], keys, keys)]
+
+
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("shape", "keys", "scores", "count"),
+    [
+        ((2, 2, 40, 16), 24, 1 << 28, 1),  # one block
+        ((3, 2, 40, 16), 24, 8192, 3),  # of two heads
+        ((1, 2, 300, 16), 40, 1 << 15, 4),  # of rows of one head, the last one shorter
+        ((2, 5, 8), 7, 1 << 28, 1),  # heads that are no dim
+    ],
+)
+def test_blocks_of_queries_are_torchs(
+    kind: torch.dtype,
+    shape: tuple[int, ...],
+    keys: int,
+    scores: int,
+    count: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(attention, "SCORES", scores)
+    monkeypatch.setattr(attention, "ROWS", 64)
+    q, k, v = given(shape, keys, kind)
+    heads = q[..., 0, 0].numel()
+    assert len(list(attention._spans(heads, shape[-2], keys))) == count
+    transconv.stats(reset=True)
+    y = attention.attention(q, k, v, 0.3)
+    ran = transconv.stats().native
+    assert ran["attention_scores"] == ran["attention_weights"] == ran["attention_values"] == count, ran
+    want = F.scaled_dot_product_attention(q.double(), k.double(), v.double(), scale=0.3)
+    # Weights of at most 1 are rounded to the type, and so is the result.
+    assert y.dtype is kind and (y.double() - want).abs().max() <= 2 * torch.finfo(kind).eps * v.abs().max()
+
+
+def test_operands_of_other_strides_are_torchs() -> None:
+    q, k, v = given((2, 3, 10, 16), 10, torch.float16)
+    y = attention.attention(q.mT.contiguous().mT, k.transpose(0, 1).contiguous().transpose(0, 1), v, 0.25)
+    assert torch.equal(y, attention.attention(q, k, v, 0.25))
+
+
+def found(f: Callable[..., Tensor], *given: Any, **options: Any) -> tuple[Tensor, str]:
+    torch._dynamo.reset()
+    run = torch.compile(f, backend=backend, options={"rest": "eager", **options})
+    return run(*given), str(report(run))
+
+
+def test_graphs_have_it_where_torch_has_no_fast_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "WIDE", 8)
+    q, k, v = given((1, 2, 9, 16), 7, torch.float16)
+    mask = torch.ones(9, 7, dtype=torch.bool)
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, **named: Any) -> Tensor:
+        return F.scaled_dot_product_attention(q * 1, k, v, **named) * 2
+
+    with torch.no_grad():
+        y, text = found(attend, q, k, v)
+        assert "a kernel of its own" in text
+        want = attend(q.double(), k.double(), v.double())
+        torch.testing.assert_close(y.double(), want, rtol=0, atol=4e-3)
+        half = [x[..., :8].contiguous() for x in (q, k, v)]
+        others: list[tuple[Any, ...]] = [
+            (attend, *(x.float() for x in (q, k, v))),
+            (attend, *half),
+            (lambda *t: attend(*t, attn_mask=mask), q, k, v),
+            (lambda *t: attend(*t, is_causal=True), q, k, v),
+        ]
+        for f, *tensors in others:
+            y, text = found(f, *tensors)
+            assert "a kernel of its own" not in text
+            torch.testing.assert_close(y, f(*tensors), rtol=2e-3, atol=2e-3)
+    y, text = found(attend, q.requires_grad_(), k, v)
+    assert "a kernel of its own" not in text
+
+
+def test_memory_of_a_block_is_counted() -> None:
+    q, k = (
+        torch.empty(1, 1, 16384, 512, dtype=torch.bfloat16, device="meta"),
+        torch.empty(1, 1, 16384, 512),
+    )
+    assert attention.blocks(1, 16384, 16384) == (1, 4096)
+    assert attention.scratch_bytes(q, k) == 4096 * 16384 * 6
+    assert attention.blocks(1, 1 << 16, 1 << 16) == attention.blocks(1, 1 << 18, 1 << 18) == (1, 1024)
+    assert attention.blocks(1, 5000, 1 << 16) == (1, 1024) and attention.blocks(3, 100, 1 << 20) == (1, 100)
+    assert attention.blocks(5, 6240, 6240) == (1, 6240)
+    assert attention.blocks(40, 512, 512) == (40, 512)
