@@ -23,7 +23,7 @@ from transconv.compute import (
 from transconv.conv import Surrounded
 from transconv.graph.backend_options import RankGroup
 from transconv.graph.pieces.demands import ALIGNMENT, Demand, is_alone
-from transconv.graph.pieces.piece_passes import MemoryAct, PiecePass, PiecePlan, acts
+from transconv.graph.pieces.piece_passes import Exchanged, MemoryAct, PiecePass, PiecePlan, acts
 from transconv.graph.pieces.step_graph import Part, Step, StepMemory, TensorPart
 from transconv.runtime import BatchCompile, Launch, build_scheduled, is_capturing
 from transconv.schedule import Schedule, programs, why_not
@@ -98,9 +98,9 @@ class HostLink:
                 "it by host=, or have no tensors wait there (host=0)",
             ) from error
 
-    def room(self, number: int, memory: StepMemory) -> PartMemory:
-        """The beginning of a buffer, as a tensor."""
-        return PartMemory(self.buffers[number][: memory.bytes].view(memory.dtype), memory.all)
+    def room(self, number: int, memory: StepMemory, part: TensorPart) -> PartMemory:
+        """The beginning of a buffer, as a part of a tensor."""
+        return PartMemory(self.buffers[number][: memory.part_bytes(part)].view(memory.dtype), part)
 
     def begin(self, pairs: Pairs, up: bool) -> Any:
         """Begin copies to the first ones from the second ones; ``up``: to the device. The end's event."""
@@ -268,29 +268,46 @@ class PieceRun:
         elif kind == "write":
             self.rooms[p.over[m]].view(m, act.span).copy_(self.parts[m].view(m, act.span))
         elif kind == "swap":
-            self.swap(m, p.owned(m, act.step))
+            self.swap(m, self.plan.exchanged(m, p.owned(m, act.step), self.rank))
         else:
             self.rooms[m] = self.rooms.pop(p.over[m])
 
-    def swap(self, memory: StepMemory, owned: Sequence[AxisSpan]) -> None:
+    def swap(self, memory: StepMemory, each: Exchanged) -> None:
         """Send what other ranks have room for of what this one owns of a tensor, and receive what it has
-        room for: each run of consecutive elements from where it is to where it belongs, without copies."""
+        room for: each run of consecutive elements from where it is to where it belongs, without copies. Of
+        a tensor that waits in host memory these parts come to the device first, and go back."""
         assert self.ranks is not None
-        needed = [self.plan.room(memory, rank).along for rank in range(self.plan.ranks)]
-        room, own, others = self.rooms[memory], self.rank, {*range(self.plan.ranks)} - {self.rank}
-        both = [(r, owned[own].within(needed[r]), owned[r].within(needed[own])) for r in sorted(others)]
+        sides: list[list[tuple[int, Tensor]]] = []
+        there: list[Pairs] = []
+        for parts in each:
+            near, pairs = list[tuple[int, Tensor]](), Pairs()
+            for rank, part in parts:
+                if memory not in self.plan.waits:
+                    near += [(rank, run) for run in self.rooms[memory].runs(memory, part)]
+                    continue
+                own = self.empty(memory, part).runs(memory, part)
+                pairs += zip(own, self.waiting(memory).runs(memory, part), strict=True)
+                near += [(rank, run) for run in own]
+            sides.append(near)
+            there.append(pairs)
+        if there[0]:
+            assert self.link is not None
+            self.link.end(self.link.begin(there[0], True))
+        self.ranks.exchange(*sides)
+        if there[1]:
+            assert self.link is not None
+            self.link.end(self.link.begin([(far, own) for own, far in there[1]], False))
 
-        def runs(spans: Sequence[tuple[int, AxisSpan]]) -> list[tuple[int, Tensor]]:
-            return [(r, run) for r, at in spans if at.size for run in room.runs(memory, TensorPart(at))]
-
-        self.ranks.exchange(runs([(r, at) for r, at, _ in both]), runs([(r, at) for r, _, at in both]))
+    def waiting(self, memory: StepMemory) -> PartMemory:
+        """What this rank has in host memory of a tensor that waits."""
+        assert self.link is not None
+        return self.link.room(self.plan.waits[memory], memory, self.plan.room(memory, self.rank))
 
     def move(self, memory: StepMemory, span: TensorPart, up: bool) -> None:
         """Begin the copies of a part from host memory, or to it."""
         assert self.link is not None
         made = self.empty(memory, span) if up else self.parts.pop(memory)
-        waits = self.link.room(self.plan.waits[memory], memory)
-        near, far = made.runs(memory, span), waits.runs(memory, span)
+        near, far = made.runs(memory, span), self.waiting(memory).runs(memory, span)
         pairs = [*zip(near, far, strict=True)] if up else [*zip(far, near, strict=True)]
         self.moving[memory, up] = made, self.link.begin(pairs, up)
 
