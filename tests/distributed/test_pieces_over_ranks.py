@@ -66,12 +66,7 @@ plan = RegionPieces.plan
 
 
 def run(
-    shape: tuple[int, ...],
-    blocks: int,
-    share: float,
-    step: bool,
-    device: str = "cpu",
-    waits: bool = False,
+    shape: tuple[int, ...], blocks: int, share: float, step: bool, device: str = "cpu", waits: bool = False
 ) -> dict[str, Any]:
     """What differs on a rank between a model over ranks, or its training ``step``, and one process, and
     the report; its own tensors take this share of those of one process without a bound at most.

@@ -3,6 +3,7 @@ causal_conv1d_fn and causal_conv1d_update."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ import torch.nn.functional as F
 
 from transconv.compute import library
 from transconv.functional.calls.dispatch import call
-from transconv.functional.calls.symbolic_bind import Made, Numbers, Specs, as_first
+from transconv.functional.calls.symbolic_bind import Made, Numbers, Specs, as_first, as_tuple, expect
 from transconv.functional.calls.torch_operators import declare
 from transconv.torch_ops.fused.fused_route import ACTIVATIONS, refuse
 
@@ -21,12 +22,43 @@ WHOLE = (torch.int32, torch.int64)
 def _conv(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.LibraryFormula:
     x, w, b, state, index = given
     assert x is not None and w is not None
-    return library.causal_window(x, w, b, state, index, numbers[0], made[0])
+    return library.causal_window(x, w, b, state, index, numbers[0], made, _parts(made, numbers))
+
+
+def _parts(made: Made, numbers: Numbers) -> library.ChannelParts:
+    """The parts of results, as numbers say them: ``(activation, channels, norms, head, eps)``."""
+    _, channels, norms, head, eps = numbers
+    whole = (made[0].shape[1],)
+    return library.ChannelParts(channels or whole, tuple(norms.split(",")), head, eps)
+
+
+def _of_parts(given: Specs, numbers: Numbers) -> Sequence[tuple[int, ...]]:
+    (n, c, t), *_ = as_first(given, numbers)
+    expect(not numbers[1] or sum(numbers[1]) == c)
+    return [(n, own, t) for own in numbers[1] or (c,)]
+
+
+def _parts_by_torch(y: Tensor, channels: tuple[int, ...], norms: str, head: int, eps: float) -> Any:
+    """A result in f32 or f64 as parts, some of whose heads are divided by their norm."""
+    found = []
+    for part, norm in zip(y.split(channels or y.shape[1], 1), norms.split(","), strict=True):
+        if norm:
+            wide = part.unflatten(1, (-1, head))
+            squares = wide.square().sum(2, keepdim=True) / (head if norm == "rms" else 1)
+            part = (wide * torch.rsqrt(squares + eps)).flatten(1, 2)
+        found.append(part.clone())
+    return tuple(found) if channels else found[0]
 
 
 def _conv_by_torch(
-    x: Tensor, w: Tensor, b: Tensor | None, state: Tensor | None, index: Tensor | None, activation: str
-) -> Tensor:
+    x: Tensor,
+    w: Tensor,
+    b: Tensor | None,
+    state: Tensor | None,
+    index: Tensor | None,
+    activation: str,
+    *parts: Any,
+) -> Any:
     past = w.shape[1] - 1
     wide = F.pad(x, (past, 0)) if state is None else torch.cat([state.to(x.dtype), x], -1)
     wide = wide.to(torch.promote_types(x.dtype, w.dtype))
@@ -38,16 +70,27 @@ def _conv_by_torch(
         own = numbers.unfold(1, past + 1, 1) == index[..., None]
         y = torch.einsum("nctk,ck->nct", windows.masked_fill(~own[:, None], 0), w.to(wide.dtype))
     y = ACTIVATIONS[activation](y if b is None else y + b[:, None].to(y.dtype))
-    return (y if index is None else y.masked_fill((index < 0)[:, None], 0)).to(x.dtype)
+    y = y if index is None else y.masked_fill((index < 0)[:, None], 0)
+    made = _parts_by_torch(y, *parts)
+    return tuple([t.to(x.dtype) for t in made]) if isinstance(made, tuple) else made.to(x.dtype)
 
 
-CONV = declare("causal_conv1d_fn", _conv_by_torch, _conv, whole=(False,) * 4 + (True,), shapes=as_first)
+def _all(tensors: Any, numbers: Numbers, made: tuple[Tensor, ...]) -> Any:
+    """All results: a tuple of parts, where there are several."""
+    return made if numbers[1] or len(made) > 1 else made[0]
+
+
+CONV = declare(
+    "causal_conv1d_fn", _conv_by_torch, _conv, whole=(False,) * 4 + (True,), finish=_all, shapes=_of_parts
+)
 
 
 def _step(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.LibraryFormula:
     x, state, w, b, lengths, rows = given
     assert x is not None and state is not None and w is not None
-    return library.causal_step(x, state, w, b, lengths, rows, numbers[0], *made)
+    *y, after = made
+    parts = _parts(made, numbers)
+    return library.causal_step(x, state, w, b, lengths, rows, numbers[0], y, after, parts)
 
 
 def _step_by_torch(
@@ -58,8 +101,9 @@ def _step_by_torch(
     lengths: Tensor | None,
     rows: Tensor | None,
     activation: str,
-) -> tuple[Tensor, Tensor]:
-    """The result and the state after it."""
+    *parts: Any,
+) -> tuple[Tensor, ...]:
+    """The results and the state after them."""
     size, past, steps = state.shape[2], w.shape[1] - 1, x.shape[2]
     kept = state if rows is None else state.index_select(0, rows)
     before = kept
@@ -68,18 +112,14 @@ def _step_by_torch(
         ring = (ring % size)[:, None].expand(-1, x.shape[1], -1)
         before = kept.gather(2, ring)
     wide = torch.cat([before.to(x.dtype), x], -1)
-    y = _conv_by_torch(x, w, b, before[..., size - past :], None, activation)
+    y = as_tuple(_conv_by_torch(x, w, b, before[..., size - past :], None, activation, *parts))
     if lengths is None:
-        return y, wide[..., steps:].to(state.dtype).contiguous()
-    return y, kept.scatter(2, ring[..., :steps], x.to(state.dtype))
-
-
-def _both(tensors: Any, numbers: Numbers, made: tuple[Tensor, ...]) -> Any:
-    return made
+        return *y, wide[..., steps:].to(state.dtype).contiguous()
+    return *y, kept.scatter(2, ring[..., :steps], x.to(state.dtype))
 
 
 STEP = declare(
-    "causal_conv1d_update", _step_by_torch, _step, whole=(False,) * 4 + (True, True), finish=_both
+    "causal_conv1d_update", _step_by_torch, _step, whole=(False,) * 4 + (True, True), finish=_all
 )
 
 
@@ -93,6 +133,10 @@ def causal_conv1d_fn(
     final_states_out: Tensor | None = None,
     activation: str | None = None,
     cu_seqlens: Tensor | None = None,
+    split: Sequence[int] | None = None,
+    norm: str | Sequence[str | None] | None = None,
+    head: int = 1,
+    eps: float = 1e-6,
 ) -> Any:
     """The depthwise convolution of x (batch, dim, length) with weight (dim, width), each position with the
     ``width - 1`` before it, then bias (dim,) and ``activation``: None, ``"silu"``, ``"swish"``, or another
@@ -106,11 +150,16 @@ def causal_conv1d_fn(
     sequences one behind another, number i from ``cu_seqlens[i]`` up to ``cu_seqlens[i + 1]``, which is not
     of it; states then are (sequences, dim, width - 1).
 
+    ``split``: the result is a tuple of tensors of so many channels each, dense ones that the kernel stores
+    directly. ``norm``: behind the activation each position of a head, ``head`` neighbouring channels, is
+    divided by its norm: ``"l2"``, ``sqrt(sum(y*y) + eps)``, ``"rms"``, ``sqrt(mean(y*y) + eps)``, or None;
+    one for all parts, or one for each.
+
     Differentiable with respect to all floats. ValueError for shapes that do not fit and arguments that
     exclude one another, TypeError for what is no tensor of these types.
     """
-    activation = _checked_activation(activation)
     _check_operands("causal_conv1d_fn", x, weight, bias, dims=(3,))
+    numbers = _checked_activation(activation), *_checked_parts(x.shape[1], split, norm, head, eps)
     past = weight.shape[1] - 1
     rows = x.shape[0]
     if cu_seqlens is not None:
@@ -136,10 +185,10 @@ def causal_conv1d_fn(
                 f"got {tuple(t.shape)}"
             )
     if cu_seqlens is not None:
-        y, final = _packed(x, weight, bias, initial_states, return_final_states, activation, cu_seqlens)
+        y, final = _packed(x, weight, bias, initial_states, return_final_states, numbers, cu_seqlens)
     else:
         state = initial_states if past else None
-        y = call(CONV, (x, weight, bias, state, seq_idx), (activation,))
+        y = call(CONV, (x, weight, bias, state, seq_idx), numbers)
         final = _last_states(x, initial_states, past) if return_final_states else None
     if final is None:
         return y
@@ -161,16 +210,16 @@ def _packed(
     b: Tensor | None,
     states: Tensor | None,
     wants_states: bool,
-    activation: str,
+    numbers: Numbers,
     ends: Tensor,
-) -> tuple[Tensor, Tensor | None]:
+) -> tuple[Any, Tensor | None]:
     """The result of sequences one behind another, and their last states. With states each sequence is
     copied behind its own, so that the mask of sequences is all that a kernel needs to know."""
     past, count, length = w.shape[1] - 1, ends.shape[0] - 1, x.shape[2]
     place = torch.arange(length, device=x.device)
     index = torch.bucketize(place, ends[1:].to(place.dtype), right=True)
     if not past or not (wants_states or states is not None):
-        y = call(CONV, (x, w, b, None, index.to(torch.int32)[None]), (activation,))
+        y: Any = call(CONV, (x, w, b, None, index.to(torch.int32)[None]), numbers)
         return y, x.new_empty(count, x.shape[1], 0) if wants_states else None
     sequences = torch.arange(count, device=x.device)
     place = place + (index + 1) * past
@@ -180,12 +229,13 @@ def _packed(
     wide = wide.index_copy(2, begin.reshape(-1), before.transpose(0, 1).reshape(1, x.shape[1], -1))
     number = index.new_zeros(wide.shape[2]).index_copy(0, place, index)
     number = number.index_copy(0, begin.reshape(-1), sequences.repeat_interleave(past))
-    y = call(CONV, (wide, w, b, None, number.to(torch.int32)[None]), (activation,))
+    y = call(CONV, (wide, w, b, None, number.to(torch.int32)[None]), numbers)
     final = None
     if wants_states:
         last = (ends[1:].to(place.dtype) + sequences * past)[:, None] + torch.arange(past, device=x.device)
         final = wide[0].index_select(1, last.reshape(-1)).reshape(x.shape[1], count, past).transpose(0, 1)
-    return y.index_select(2, place), final
+    made = tuple([t.index_select(2, place) for t in as_tuple(y)])
+    return made if numbers[1] else made[0], final
 
 
 def causal_conv1d_update(
@@ -196,7 +246,11 @@ def causal_conv1d_update(
     activation: str | None = None,
     cache_seqlens: Tensor | None = None,
     conv_state_indices: Tensor | None = None,
-) -> Tensor:
+    split: Sequence[int] | None = None,
+    norm: str | Sequence[str | None] | None = None,
+    head: int = 1,
+    eps: float = 1e-6,
+) -> Any:
     """The next step of causal_conv1d_fn: x (batch, dim), or (batch, dim, length) of a few positions,
     behind ``conv_state`` (batch, dim, state length), which is changed in place. The state holds at least
     ``width - 1`` elements, the last one the latest.
@@ -205,10 +259,10 @@ def causal_conv1d_update(
     ``l % state length``; so many elements came before x, which has at most as many positions as the ring.
     ``conv_state_indices`` (batch,): sample i has the state ``conv_state[conv_state_indices[i]]``; no two
     samples have the same. No number is read on the host, so that a step can be captured in a CUDA graph.
-    There are no gradients. Errors as of causal_conv1d_fn.
+    There are no gradients. ``split``, ``norm``, ``head``, ``eps`` and errors as of causal_conv1d_fn.
     """
-    activation = _checked_activation(activation)
     _check_operands("causal_conv1d_update", x, weight, bias, dims=(2, 3))
+    numbers = _checked_activation(activation), *_checked_parts(x.shape[1], split, norm, head, eps)
     rows = None if conv_state_indices is not None else x.shape[0]
     if (
         conv_state.dim() != 3
@@ -232,13 +286,13 @@ def causal_conv1d_update(
     with torch.no_grad():
         wide = x if x.dim() == 3 else x[..., None]
         given = (wide, conv_state, weight, bias, cache_seqlens, conv_state_indices)
-        y: Tensor
-        y, after = call(STEP, given, (activation,))
+        *y, after = call(STEP, given, numbers)
         if conv_state_indices is None:
             conv_state.copy_(after)
         else:
             conv_state.index_copy_(0, conv_state_indices.long(), after)
-        return y if x.dim() == 3 else y[..., 0]
+        made = tuple(y if x.dim() == 3 else [t[..., 0] for t in y])
+        return made if split is not None else made[0]
 
 
 def _checked_activation(activation: str | None) -> str:
@@ -246,6 +300,23 @@ def _checked_activation(activation: str | None) -> str:
     if name not in ACTIVATIONS:
         refuse(activation)
     return name
+
+
+def _checked_parts(
+    dim: int, split: Any, norm: Any, head: int, eps: float
+) -> tuple[tuple[int, ...], str, int, float]:
+    """The parts of a result, as calls have them. ValueError."""
+    channels = () if split is None else tuple(split)
+    norms = (norm,) * max(1, len(channels)) if norm is None or isinstance(norm, str) else tuple(norm)
+    known = all(n in (None, "l2", "rms") for n in norms)
+    if not known or len(norms) != max(1, len(channels)):
+        raise ValueError(f"norm={norm!r}; expected 'l2', 'rms' or None, one for all parts or for each")
+    if split is not None and (sum(channels) != dim or not all(type(n) is int and n > 0 for n in channels)):
+        raise ValueError(f"split={split}; expected numbers of channels that add up to {dim}")
+    head = head if any(norms) else 1
+    if type(head) is not int or head < 1 or any(n % head for n in channels or (dim,)):
+        raise ValueError(f"head={head}; expected a number that divides {channels or dim} channels")
+    return channels, ",".join(n or "" for n in norms), head, float(eps)
 
 
 def _check_operands(
