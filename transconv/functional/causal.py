@@ -22,57 +22,48 @@ WHOLE = (torch.int32, torch.int64)
 def _conv(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.LibraryFormula:
     x, w, b, state, index = given
     assert x is not None and w is not None
-    return library.causal_window(x, w, b, state, index, numbers[0], made, _parts(made, numbers))
+    return library.causal_window(x, w, b, state, index, made, _parts(x, numbers))
 
 
-def _parts(made: Made, numbers: Numbers) -> library.ChannelParts:
+def _parts(x: library.Strided, numbers: Numbers) -> library.ChannelParts:
     """The parts of results, as numbers say them: ``(activation, channels, norms, head, eps)``."""
-    _, channels, norms, head, eps = numbers
-    whole = (made[0].shape[1],)
-    return library.ChannelParts(channels or whole, tuple(norms.split(",")), head, eps)
+    activation, channels, norms, head, eps = numbers
+    return library.ChannelParts(activation, channels or x.shape[1:2], (*norms.split(","),), head, eps)
 
 
 def _of_parts(given: Specs, numbers: Numbers) -> Sequence[tuple[int, ...]]:
-    (n, c, t), *_ = as_first(given, numbers)
+    ((n, c, t),) = as_first(given, numbers)
     expect(not numbers[1] or sum(numbers[1]) == c)
     return [(n, own, t) for own in numbers[1] or (c,)]
 
 
-def _parts_by_torch(y: Tensor, channels: tuple[int, ...], norms: str, head: int, eps: float) -> Any:
-    """A result in f32 or f64 as parts, some of whose heads are divided by their norm."""
-    found = []
-    for part, norm in zip(y.split(channels or y.shape[1], 1), norms.split(","), strict=True):
-        if norm:
-            wide = part.unflatten(1, (-1, head))
-            squares = wide.square().sum(2, keepdim=True) / (head if norm == "rms" else 1)
-            part = (wide * torch.rsqrt(squares + eps)).flatten(1, 2)
-        found.append(part.clone())
-    return tuple(found) if channels else found[0]
-
-
 def _conv_by_torch(
-    x: Tensor,
-    w: Tensor,
-    b: Tensor | None,
-    state: Tensor | None,
-    index: Tensor | None,
-    activation: str,
-    *parts: Any,
+    x: Tensor, w: Tensor, b: Tensor | None, state: Tensor | None, index: Tensor | None, *numbers: Any
 ) -> Any:
+    activation, channels, norms, head, eps = numbers
     past = w.shape[1] - 1
     wide = F.pad(x, (past, 0)) if state is None else torch.cat([state.to(x.dtype), x], -1)
     wide = wide.to(torch.promote_types(x.dtype, w.dtype))
     if index is None:
         y = F.conv1d(wide, w.to(wide.dtype)[:, None], groups=w.shape[0])
     else:
-        numbers = F.pad(index, (past, 0))
         windows = wide.unfold(2, past + 1, 1)
-        own = numbers.unfold(1, past + 1, 1) == index[..., None]
+        own = F.pad(index, (past, 0)).unfold(1, past + 1, 1) == index[..., None]
         y = torch.einsum("nctk,ck->nct", windows.masked_fill(~own[:, None], 0), w.to(wide.dtype))
     y = ACTIVATIONS[activation](y if b is None else y + b[:, None].to(y.dtype))
     y = y if index is None else y.masked_fill((index < 0)[:, None], 0)
-    made = _parts_by_torch(y, *parts)
-    return tuple([t.to(x.dtype) for t in made]) if isinstance(made, tuple) else made.to(x.dtype)
+    if not channels and not norms:
+        return y.to(x.dtype)
+    made = [*y.split(channels or y.shape[1], 1)]
+    for i, norm in enumerate(norms.split(",")):
+        if norm:
+            wide = made[i].unflatten(1, (-1, head))
+            squares = wide.square().sum(2, keepdim=True) / (head if norm == "rms" else 1)
+            made[i] = (wide * torch.rsqrt(squares + eps)).flatten(1, 2)
+    inner = (1, 2) if x.stride(1) < x.stride(2) else (1, 1)  # as x lies
+    dense = torch.contiguous_format
+    made = [t.to(x.dtype).transpose(*inner).clone(memory_format=dense).transpose(*inner) for t in made]
+    return tuple(made) if channels else made[0]
 
 
 def _all(tensors: Any, numbers: Numbers, made: tuple[Tensor, ...]) -> Any:
@@ -89,21 +80,12 @@ def _step(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.Li
     x, state, w, b, lengths, rows = given
     assert x is not None and state is not None and w is not None
     *y, after = made
-    parts = _parts(made, numbers)
-    return library.causal_step(x, state, w, b, lengths, rows, numbers[0], y, after, parts)
+    return library.causal_step(x, state, w, b, lengths, rows, y, after, _parts(x, numbers))
 
 
-def _step_by_torch(
-    x: Tensor,
-    state: Tensor,
-    w: Tensor,
-    b: Tensor | None,
-    lengths: Tensor | None,
-    rows: Tensor | None,
-    activation: str,
-    *parts: Any,
-) -> tuple[Tensor, ...]:
+def _step_by_torch(x: Tensor, state: Tensor, w: Tensor, b: Tensor | None, *given: Any) -> Any:
     """The results and the state after them."""
+    lengths, rows, *numbers = given
     size, past, steps = state.shape[2], w.shape[1] - 1, x.shape[2]
     kept = state if rows is None else state.index_select(0, rows)
     before = kept
@@ -112,7 +94,7 @@ def _step_by_torch(
         ring = (ring % size)[:, None].expand(-1, x.shape[1], -1)
         before = kept.gather(2, ring)
     wide = torch.cat([before.to(x.dtype), x], -1)
-    y = as_tuple(_conv_by_torch(x, w, b, before[..., size - past :], None, activation, *parts))
+    y = as_tuple(_conv_by_torch(x, w, b, before[..., size - past :], None, *numbers))
     if lengths is None:
         return *y, wide[..., steps:].to(state.dtype).contiguous()
     return *y, kept.scatter(2, ring[..., :steps], x.to(state.dtype))

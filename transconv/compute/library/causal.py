@@ -4,90 +4,118 @@ input, chosen by a mask. Positions of another sequence are masked, too.
     v[t, k] = t + k < K - 1 ? S[t + k] : X[t + k - (K - 1)]        K width, K - 1 elements of state
     Y[t]    = activation(sum(v[t, k]*W[k]; k) + B)
 
-The result may be several tensors, each of some channels (``ChannelParts``): every store has
-a mask, and every gradient is 0 outside of its own. Heads of them may be divided by their norm; then the
-sum over k is written out, so that the norm is the one reduction.
+The result may be several tensors of some channels each: every store has a mask, and every gradient is 0
+outside of its own. Heads may be divided by their norm; then the sum over k is written out (``x0``, ``x1``,
+...), so that the norm is the one reduction:
 
-    store Y  = a * r     0 <= c < 8             r = rsqrt(sum(a*a; e) + eps), a head of e features
-    store Y1 = a         8 <= c < 24
+    store Y[n, c-0, e, t] = a * l2          let l2 = rsqrt(sum(a*a; e) + eps), of e features of a head c
+    store Y1[n, c-8, e, t] = a
 
 Every function takes the operands and the results as ``Strided``, and returns a ``Formula``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from itertools import product
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from transconv.compute.elementwise import OPS
-from transconv.compute.library.page import Dim, Gradient, LibraryFormula, NamedSpace, Placed, Strided, held
+from transconv.compute.library.page import Gradient, LibraryFormula, NamedSpace, Placed, Strided, held
 from transconv.compute.steps import render
 from transconv.ir import Var
 
 
-class ChannelParts(NamedTuple):
-    """The tensors of a result: how many ``channels`` each has, and the ``norms`` of their heads, empty for
-    none, of so many features (``head``): ``l2``, by the root of the sum of squares, ``rms``, by that of
-    their mean. Channels of a part are a multiple of a head."""
+@dataclass(frozen=True, slots=True)
+class ChannelParts:
+    """What becomes of sums: an ``activation``, then parts of so many ``channels`` each, whose heads of
+    ``head`` features are divided by ``norms``: ``l2``, the root of the sum of squares and ``eps``,
+    ``rms``, of their mean; empty: by none. Channels are a multiple of a head."""
 
+    activation: str
     channels: tuple[int, ...]
     norms: tuple[str, ...]
-    head: int = 1
-    eps: float = 1e-6
+    head: int
+    eps: float
 
     @property
-    def names(self) -> tuple[str, ...]:
-        """The results."""
-        return tuple(f"Y{i or ''}" for i in range(len(self.channels)))
-
-    def tensors(self, given: Sequence[Strided], names: Sequence[str]) -> dict[str, Placed]:
-        """Tensors of the parts, of n, c and t, in the space of n, heads, features and t."""
-        found: dict[str, Placed] = {}
-        for i, (t, name) in enumerate(zip(given, names, strict=True)):
-            place: Dim = f"c-{sum(self.channels[:i]) // self.head}" if len(given) > 1 else 1
-            found[name] = heads(t, 1, self.head), [0, place, 2, 3]
-        return found
+    def normed(self) -> bool:
+        """Whether a head is divided by its norm."""
+        return any(self.norms)
 
     @property
-    def numbers(self) -> str:
-        """Coordinates and names of which forms have numbers."""
-        places = [f"c-{sum(self.channels[:i]) // self.head}" for i in range(len(self.channels))]
-        return f" c e {' '.join(places)}" if len(places) > 1 or any(self.norms) else ""
+    def places(self) -> list[str]:
+        """The coordinate of the first dim of channels of each part."""
+        before = [sum(self.channels[:i]) // self.head for i in range(len(self.channels))]
+        return [f"c-{n}" for n in before] if len(before) > 1 else ["c"]
 
-    def made(self, value: str, mask: Callable[[str], str]) -> list[str]:
-        """The lines that store a value's parts, scaled by norms, each as ``mask`` has it."""
-        if not any(self.norms):
-            return [f"store {{{name}}} = {mask(value)}" for name in self.names]
-        stores = (
-            f"store {{{name}}} = {mask(f'a * {norm}' if norm else 'a')}"
-            for name, norm in zip(self.names, self.norms, strict=True)
-        )
-        return [f"let a = {value}", *self.factors(), *stores]
+    def names(self, name: str) -> tuple[str, ...]:
+        """Those of the parts of a tensor: Y, Y1, Y2."""
+        return tuple(f"{name}{i or ''}" for i in range(len(self.channels)))
+
+    def page(
+        self,
+        sizes: Sequence[int],
+        tensors: Mapping[str, Placed],
+        parts: Mapping[str, Sequence[Strided]],
+        called: Mapping[str, str],
+        numbers: str,
+    ) -> NamedSpace:
+        """The page of tensors in the space of n, c, t, k and q, and of the ``parts`` of others. Features
+        of a head are its last dim. Operands that move with k are there at each k, too."""
+        n, c, *inner = sizes
+        placed, called = {**tensors}, {**called}
+        for name, each in parts.items():
+            for own, t, at in zip(self.names(name), each, self.places, strict=True):
+                placed[own] = t, [0, 1 if at == "c" else at, 2]
+        for name in MOVING & tensors.keys() if self.normed else ():
+            t, dims = tensors[name]
+            for i in range(inner[1]):
+                own = [
+                    f"{i}" if d == 3 else d.replace("k", f"{i}") if isinstance(d, str) else d for d in dims
+                ]
+                placed[f"{name}{i}"], called[f"{name}{i}"] = (t, own), called.get(name, name)
+        for name, (t, dims) in placed.items() if self.head > 1 else ():
+            at = next((i for i, d in enumerate(dims) if d in (1, *self.places)), None)
+            if at is not None:
+                t = t.split(at, t.shape[at] // self.head, self.head)
+                placed[name] = t, [*dims[: at + 1], 5, *dims[at + 1 :]]
+        if self.normed or len(self.channels) > 1:  # offsets of parts are numbers
+            numbers = f"{numbers} c e {' '.join((*self.places, *map(str, range(inner[1]))))}"
+        space = (n, c // self.head, *inner, self.head)
+        return NamedSpace(["n", "c", "t", "k", "q", "e"], space, placed, called, "t k q", numbers)
+
+    def stored(self, value: str, index: Strided | None = None) -> list[str]:
+        """The lines that store the parts of a value."""
+        made = f"{self.activation}({value})" if self.activation else value
+        own = [f"a * {norm}" if norm else "a" if self.normed else made for norm in self.norms]
+        stores = [
+            f"store {{{name}}} = {_of_a_sequence(of, index)}"
+            for name, of in zip(self.names("Y"), own, strict=True)
+        ]
+        return [f"let a = {made}", *self.factors(), *stores] if self.normed else stores
 
     def factors(self) -> list[str]:
-        """The lines of what the norms multiply ``a`` by."""
-        by = {"l2": "", "rms": f" / {float(self.head)}"}
-        used = [norm for norm in by if norm in self.norms]
-        return [f"let {norm} = rsqrt(sum(a*a; {{e}}){by[norm]} + {self.eps})" for norm in used]
+        """The lines of what norms multiply ``a`` by."""
+        used = [norm for norm in ("l2", "rms") if norm in self.norms]
+        return [f"let {norm} = rsqrt(sum(a*a; {{e}}){self.divided(norm)} + {self.eps})" for norm in used]
 
-    def slope(self, flows: Sequence[str]) -> list[str]:
-        """The lines of the gradient ``g`` of ``a`` before the norms from those of the parts."""
-        lines = [f"read g{i} = {{{flow}}}" for i, flow in enumerate(flows)]
-        sums, terms = self.factors(), list[str]()
+    def divided(self, norm: str) -> str:
+        """What makes a mean of a sum, where the norm is of a mean."""
+        return f" / {float(self.head)}" * (norm == "rms")
+
+    def flow(self) -> list[str]:
+        """The lines of the gradient ``g`` of the activation's result from those of the parts."""
+        if len(self.channels) == 1 and not self.normed:
+            return ["read g = {G}"]
+        lines = [f"read g{i} = {{{name}}}" for i, name in enumerate(self.names("G"))] + self.factors()
+        terms = list[str]()
         for norm in dict.fromkeys(self.norms):
             own = " + ".join(f"g{i}" for i, of in enumerate(self.norms) if of == norm)
-            count = f" / {float(self.head)}" * (norm == "rms")
-            sums += [f"let of_{norm} = {own}"] * bool(norm)
-            terms.append(
-                f"(of_{norm} - a*{norm}*{norm}*sum(of_{norm}*a; {{e}}){count})*{norm}" if norm else own
-            )
-        return [*lines, *sums, f"let g = {' + '.join(terms)}"]
-
-
-def heads(t: Strided, dim: int, head: int) -> Strided:
-    """A tensor with its channels as heads of features."""
-    return t.split(dim, t.shape[dim] // head, head)
+            terms.append(own)
+            if norm:
+                lines += [f"let u_{norm} = {own}", f"let s_{norm} = sum(u_{norm}*a; {{e}})"]
+                terms[-1] = f"(u_{norm} - a*{norm}*{norm}*s_{norm}{self.divided(norm)})*{norm}"
+        return [*lines, f"let g = {' + '.join(terms)}"]
 
 
 def causal_window(
@@ -96,87 +124,56 @@ def causal_window(
     b: Strided | None,
     state: Strided | None,
     index: Strided | None,
-    activation: str,
     y: Sequence[Strided],
     parts: ChannelParts,
 ) -> LibraryFormula:
     """The convolution of x [n, c, t] with w [c, k], a bias b [c], the elements ``state`` [n, c, k - 1]
     before x, and ``index`` [n, t], the number of the sequence of each position: a position reads those of
     its own, and is 0 where its number is negative."""
-    width, past, head = w.shape[1], w.shape[1] - 1, parts.head
-    flow = heads(Strided.dense(x.shape, y[0].dtype), 1, head)
-    x, w, b, state = (
-        heads(x, 1, head),
-        heads(w, 0, head),
-        b and heads(b, 0, head),
-        state and heads(state, 1, head),
-    )
-    operands: dict[str, Placed] = {"X": (x, [0, 1, 2, f"t + k - {past}"]), "W": (w, [1, 2, 4])}
-    operands |= {"B": (b, [1, 2])} if b else {}
-    operands |= {"S": (state, [0, 1, 2, "t + k"])} if state else {}
-    operands |= {"J": (index, [0, 3]), "J_k": (index, [0, f"t + k - {past}"])} if index else {}
-    behind: dict[str, Placed] = parts.tensors(y, parts.names)
-    behind |= {"dX": (x.like(), [0, 1, 2, 3]), "dW": (w.like(), [1, 2, 4])}
+    width, past = w.shape[1], w.shape[1] - 1
+    operands: dict[str, Placed] = {"X": (x, [0, 1, f"t + k - {past}"]), "W": (w, [1, 3])}
+    operands |= {"B": (b, [1])} if b else {}
+    operands |= {"S": (state, [0, 1, "t + k"])} if state else {}
+    operands |= {"J": (index, [0, 2]), "J_k": (index, [0, f"t + k - {past}"])} if index else {}
+    flow = Strided.dense(x.shape, y[0].dtype)
+    behind: dict[str, Placed] = {"dX": (x.like(), [0, 1, 2]), "dW": (w.like(), [1, 3])}
     called = {"J_k": "J", "J_t": "J"}
-    flows = tuple(name.replace("Y", "G") for name in parts.names)
-    behind |= parts.tensors(y, flows) | {"H": (flow, [0, 1, 2, 3])}
-    for name, (t, _) in [(name, behind[name]) for name in ("G", "H")]:
-        behind[f"{name}_t"] = (t, [0, 1, 2, f"t + {past} - k"])
-        behind[f"{name}_s"] = (t, [0, 1, 2, "q - k"])
+    for name, t in (("G", y[0]), ("H", flow))[len(y) > 1 :]:
+        behind |= {name: (t, [0, 1, 2]), f"{name}_t": (t, [0, 1, f"t + {past} - k"])}
+        behind[f"{name}_s"] = (t, [0, 1, "q - k"])
         called |= {f"{name}_t": name, f"{name}_s": name}
-    behind |= {"dB": (b.like(), [1, 2])} if b else {}
-    behind |= {"dS": (state.like(), [0, 1, 2, 5])} if state else {}
+    behind |= {"dB": (b.like(), [1])} if b else {}
+    behind |= {"dS": (state.like(), [0, 1, 4])} if state else {}
     behind |= {"J_t": (index, [0, f"t + {past} - k"])} if index else {}
-    unrolled = _unrolled(operands, width, called) if any(parts.norms) else {}
-    page = NamedSpace(
-        ["n", "c", "e", "t", "k", "q"],
-        (x.shape[0], x.shape[1], head, x.shape[3], width, max(1, past)),
-        operands | behind | unrolled,
-        called,
-        keeps="t k q",
-        numbers=f"k q{parts.numbers} {' '.join(map(str, range(width)))}",
-    )
-    read, value = _read(operands, past, range(width) if unrolled else ())
-    made = f"{activation}(p)" if activation else "p"
-    text = page.sized(
-        f"causal_window_{activation or 'linear'}",
-        *read,
-        f"let p = {value}",
-        *parts.made(made, lambda value: _of_a_sequence(value, index)),
-    )
-    gradients = _gradients(page, operands, past, activation, parts, flows, (read, value))
+    sizes = *x.shape, width, max(1, past)
+    page = parts.page(sizes, operands | behind, {"Y": y, "G": y}, called, "k q")
+    read, value = _read(operands, past, parts)
+    name = f"causal_window_{parts.activation or 'linear'}"
+    text = page.sized(name, *read, f"let p = {value}", *parts.stored("p", index))
+    gradients = _gradients(page, operands, past, parts)
     given = tuple(name for name in ("X", "W", "B", "S", "J") if name in operands)
-    return LibraryFormula(page, text, given, parts.names, gradients, flows=flows)
+    return LibraryFormula(page, text, given, parts.names("Y"), gradients, flows=parts.names("G"))
 
 
-def _unrolled(operands: Mapping[str, Placed], width: int, called: dict[str, str]) -> dict[str, Placed]:
-    """The operands at each k, which is dim 4 of the space."""
-    found: dict[str, Placed] = {}
-    for i, name in product(range(width), MOVING & operands.keys()):
-        t, dims = operands[name]
-        own = [f"{i}" if d == 4 else d.replace("k", f"{i}") if isinstance(d, str) else d for d in dims]
-        found[f"{name}{i}"] = t, own
-        called[f"{name}{i}"] = called.get(name, name)
-    return found
+MOVING = {"X", "W", "S", "J_k"}  # operands of which each k reads others
 
 
-MOVING = {"X", "W", "S", "J_k"}  # operands that have other elements at each k
-
-
-def _read(operands: Mapping[str, Placed], past: int, steps: Sequence[int] = ()) -> tuple[list[str], str]:
-    """The lines that read the operands, ``v`` the last of them, and the sum; written out for these
-    ``steps`` of k."""
-    names, each, values = {"J_k": "there"}, [*map(str, steps)] or [""], list[str]()
-    found = [
-        f"read {names.get(name, name.lower())}{i} = {{{name}{i}}}"
-        for name in operands
-        for i in (each if name in MOVING else ("",))
-    ]
+def _read(
+    operands: Mapping[str, Placed], past: int, parts: ChannelParts | None = None
+) -> tuple[list[str], str]:
+    """The lines that read the operands, ``v`` the last of them, and the sum, which is written out where
+    norms follow."""
+    written = parts is not None and parts.normed
+    each = [f"{k}" for k in range(past + 1)] if written else [""]
+    called, found, values = {"J_k": "there"}, list[str](), list[str]()
+    for name in operands:
+        own = called.get(name, name.lower())
+        found += [f"read {own}{i} = {{{name}{i}}}" for i in (each if name in MOVING else [""])]
     for i in each:
         value = f"where(there{i} == j, x{i}, 0)" if "J" in operands else f"x{i}"
         value = f"where(t + {i or 'k'} < {past}, s{i}, {value})" if "S" in operands else value
         values.append(f"let v{i} = {value}")
-    total = " + ".join(f"v{i}*w{i}" for i in each) if steps else "sum(v*w; {k})"
+    total = " + ".join(f"v{i}*w{i}" for i in each) if written else "sum(v*w; {k})"
     return [*found, *values], f"{total}{' + b' * ('B' in operands)}"
 
 
@@ -185,20 +182,14 @@ def _of_a_sequence(value: str, index: Strided | None) -> str:
 
 
 def _gradients(
-    page: NamedSpace,
-    operands: Mapping[str, Placed],
-    past: int,
-    activation: str,
-    parts: ChannelParts,
-    flows: Sequence[str],
-    sums: tuple[list[str], str],
+    page: NamedSpace, operands: Mapping[str, Placed], past: int, parts: ChannelParts
 ) -> tuple[Gradient, ...]:
     """The texts of the gradients: first that of the sums, if it is not the result's, from sums that are
     computed again."""
-    read, value = sums
-    indexed, normed = "J" in operands, any(parts.norms)
+    read, value = _read(operands, past, parts)
+    indexed, activation = "J" in operands, parts.activation
     found, g = [], "G"
-    if activation or indexed or normed or len(flows) > 1:
+    if activation or indexed or parts.normed or len(parts.channels) > 1:
         z, slope = Var("p", held(page.tensors["X"].dtype)), "g"
         if activation:
             derivative = OPS[activation].derivative
@@ -207,9 +198,12 @@ def _gradients(
             assert by is not None, activation
             slope = f"g * ({render(by)})"
         g = "H"
-        lines = [*read, f"let p = {value}"] if activation or normed else ["read j = {J}"] * indexed
-        lines += [f"let a = {activation}(p)" if activation else "let a = p"] * normed
-        lines += parts.slope(flows) if normed or len(flows) > 1 else ["read g = {G}"]
+        lines = ["read j = {J}"] * indexed
+        if activation or parts.normed:
+            lines = [*read, f"let p = {value}"]
+        if parts.normed:
+            lines.append(f"let a = {activation}(p)" if activation else "let a = p")
+        lines += parts.flow()
         slope = _of_a_sequence(slope, operands["J"][0] if indexed else None)
         found.append(Gradient(page.sized("causal_window_slope", *lines, f"store {{H}} = {slope}"), {}))
     own = ["read j = {J}", "read there = {J_t}", "let h = where(there == j, g, 0)"]
@@ -220,8 +214,7 @@ def _gradients(
         *(own if indexed else ["let h = g"]),
         "store {dX} = sum(h*w; {k})",
     )
-    read, _ = _read(operands, past)
-    rest = [line for line in read if "{W}" not in line and "{B}" not in line]
+    rest = [line for line in _read(operands, past)[0] if "{W}" not in line and "{B}" not in line]
     of_w = page.sized(
         "causal_window_gradient_w", f"read g = {{{g}}}", *rest, "store {dW} = sum(g*v; {n} {t})"
     )
@@ -242,7 +235,6 @@ def causal_step(
     b: Strided | None,
     lengths: Strided | None,
     rows: Strided | None,
-    activation: str,
     y: Sequence[Strided],
     after: Strided,
     parts: ChannelParts,
@@ -250,56 +242,34 @@ def causal_step(
     """The convolution of x [n, c, t] behind the last elements of ``state`` [rows, c, s], and the state
     ``after`` it, [n, c, s]. ``lengths`` [n]: the state is a ring in which element number l lies at l % s,
     and so many elements came before x. ``rows`` [n]: the row of each sample in the state."""
-    past, size, steps, head = w.shape[1] - 1, state.shape[2], x.shape[2], parts.head
-    x, state, after = (heads(t, 1, head) for t in (x, state, after))
-    w, b = heads(w, 0, head), b and heads(b, 0, head)
+    past, size, steps = w.shape[1] - 1, state.shape[2], x.shape[2]
     row: int | str = "row" if rows else 0
     before = f"t + k - {past}"
     at, kept = f"t + k + {size - past}" if size > past else "t + k", f"q + {steps}"
     if lengths:
         at, kept = f"wrap({before} + length, {size})", "q"
-    tensors: dict[str, Placed] = {
-        "X": (x, [0, 1, 2, before]),
-        "S": (state, [row, 1, 2, at]),
-        "W": (w, [1, 2, 4]),
+    operands: dict[str, Placed] = {"X": (x, [0, 1, before]), "S": (state, [row, 1, at]), "W": (w, [1, 3])}
+    operands |= {"B": (b, [1])} if b else {}
+    tensors = operands | {
+        "T": (after, [0, 1, 4]),
+        "S_kept": (state, [row, 1, kept]),
+        "X_new": (x, [0, 1, f"wrap(q - length, {size})" if lengths else f"q + {steps} - {size}"]),
     }
-    called = {"S_kept": "S", "X_new": "X"}
-    unrolled = _unrolled(tensors, past + 1, called) if any(parts.norms) else {}
-    new = f"wrap(q - length, {size})" if lengths else f"q + {steps} - {size}"
-    tensors |= parts.tensors(y, parts.names) | unrolled
-    tensors |= {
-        "T": (after, [0, 1, 2, 5]),
-        "S_kept": (state, [row, 1, 2, kept]),
-        "X_new": (x, [0, 1, 2, new]),
-    }
-    tensors |= {"B": (b, [1, 2])} if b else {}
     tensors |= {"L": (lengths, [0])} if lengths else {}
     tensors |= {"R": (rows, [0])} if rows else {}
-    page = NamedSpace(
-        ["n", "c", "e", "t", "k", "q"],
-        (x.shape[0], x.shape[1], head, steps, past + 1, size),
-        tensors,
-        called,
-        keeps="t k q",
-        numbers="t k q",
-    )
-    each = [*map(str, range(past + 1))] if unrolled else [""]
-    made = " + ".join(f"v{i}*w{i}" for i in each) if unrolled else "sum(v*w; {k})"
-    made += " + b" if b else ""
+    called = {"S_kept": "S", "X_new": "X"}
+    page = parts.page((*x.shape, past + 1, size), tensors, {"Y": y}, called, "t k q")
+    read, value = _read(operands, past, parts)
     is_new = f"wrap(q - length, {size}) < {steps}" if lengths else f"q >= {size - steps}"
     text = page.text(
-        f"causal_step_{activation or 'linear'}",
+        f"causal_step_{parts.activation or 'linear'}",
         "read row = {R}" if rows else "",
         "read length = {L}" if lengths else "",
-        *(f"read x{i} = {{X{i}}}" for i in each),
-        *(f"read {'s' if i else 's0'}{i} = {{S{i}}}" for i in each),
-        *(f"read w{i} = {{W{i}}}" for i in each),
-        "read b = {B}" if b else "",
-        *(f"let v{i} = where(t + {i or 'k'} - {past} < 0, {'s' if i else 's0'}{i}, x{i})" for i in each),
-        *parts.made(f"{activation}({made})" if activation else made, str),
+        *read,
+        *parts.stored(value),
         "read old = {S_kept}",
         "read new = {X_new}",
         f"store {{T}} = where({is_new}, new, old)",
     )
     given = [name for name in ("X", "S", "W", "B", "L", "R") if name in tensors]
-    return LibraryFormula(page, text, tuple(given), (*parts.names, "T"))
+    return LibraryFormula(page, text, tuple(given), (*parts.names("Y"), "T"))

@@ -152,7 +152,7 @@ class NamedSpace:
             if all(d in own and self._has(t, own[d], d) for d in group):
                 parts.append(([own[d] for d in group], axis))
         parts += [([i], d) for d, i in own.items() if isinstance(d, str)]
-        parts.sort(key=lambda p: -t.strides[p[0][-1]])
+        parts.sort(key=lambda p: (-t.strides[p[0][-1]], p[0][-1]))  # as the tensor has them, of one stride
         kept = [i for group, _ in parts for i in group]
         order = tuple(i for i in range(len(t.shape)) if i not in kept) + tuple(kept)
         return TensorView(

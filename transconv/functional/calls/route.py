@@ -152,14 +152,7 @@ class FunctionCall(Route):
             return None
         bound, step, found = self.bound, self.step, self.functions.get(saves)
         if found is None and bound is not None and step is not None and (begun := step.begun()):
-            found = self.functions[saves] = launching(
-                _empty,
-                bound.operands,
-                begun,
-                bound.results,
-                bound.saved if saves else None,
-                len(bound.flows),
-            )
+            found = self.functions[saves] = launching(_empty, bound, begun, saves)
             if self.trial is not None and self.rival is not None:
                 found = self.functions[saves] = self.trial.alternating(found, self._by(self.rival, saves))
         return found
@@ -388,23 +381,16 @@ def guard_of(route: Any, check: Check, back: bool = False) -> CallGuard:
     )
 
 
-def launching(
-    empty: Empty,
-    operands: Sequence[str],
-    begun: StartableKernel,
-    results: Sequence[str],
-    saved: Sequence[str] | None,
-    flows: int,
-) -> Callable[..., Any]:
-    """A function of the operands, after autograd's context where ``saved`` says what to keep there, to the
-    results, so many of which have gradients; a single one alone."""
-    lines = begun.lines(0)
-    if saved is not None:
-        lines.append(f"ctx.to_save = {listed(saved)}")  # as save_for_backward does
-    if saved is not None and len(results) > flows:
-        lines.append(f"ctx.non_differentiable = {listed(results[flows:])}")
+def launching(empty: Empty, bound: BoundCall, begun: StartableKernel, saves: bool) -> Callable[..., Any]:
+    """A function of the operands, after autograd's context where it ``saves`` there what gradients need,
+    to the results; a single one alone."""
+    lines, results = begun.lines(0), bound.results
+    if saves:
+        lines.append(f"ctx.to_save = {listed(bound.saved)}")  # as save_for_backward does
+    if saves and len(results) > len(bound.flows):
+        lines.append(f"ctx.non_differentiable = {listed(results[len(bound.flows) :])}")
     return written(
-        f"run({', '.join([*['ctx'] * (saved is not None), *operands])})",
+        f"run({', '.join([*['ctx'] * saves, *bound.operands])})",
         lines,
         f"return {results[0] if len(results) == 1 else listed(results)}",
         {"empty": empty, **begun.known(0)},

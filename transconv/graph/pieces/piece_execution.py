@@ -277,26 +277,18 @@ class PieceRun:
         room for: each run of consecutive elements from where it is to where it belongs, without copies. Of
         a tensor that waits in host memory these parts come to the device first, and go back."""
         assert self.ranks is not None
-        sides: list[list[tuple[int, Tensor]]] = []
-        there: list[Pairs] = []
+        far = self.waiting(memory) if memory in self.plan.waits else None
+        sides, copies = list[list[tuple[int, Tensor]]](), list[Pairs]()
         for parts in each:
-            near, pairs = list[tuple[int, Tensor]](), Pairs()
-            for rank, part in parts:
-                if memory not in self.plan.waits:
-                    near += [(rank, run) for run in self.rooms[memory].runs(memory, part)]
-                    continue
-                own = self.empty(memory, part).runs(memory, part)
-                pairs += zip(own, self.waiting(memory).runs(memory, part), strict=True)
-                near += [(rank, run) for run in own]
-            sides.append(near)
-            there.append(pairs)
-        if there[0]:
-            assert self.link is not None
-            self.link.end(self.link.begin(there[0], True))
+            there = [(r, p, self.empty(memory, p) if far else self.rooms[memory]) for r, p in parts]
+            sides.append([(r, run) for r, p, near in there for run in near.runs(memory, p)])
+            away = [run for _, p, _ in there for run in far.runs(memory, p)] if far else []
+            copies.append([*zip((run for _, run in sides[-1]), away, strict=False)])
+        if copies[0] and self.link is not None:
+            self.link.end(self.link.begin(copies[0], True))
         self.ranks.exchange(*sides)
-        if there[1]:
-            assert self.link is not None
-            self.link.end(self.link.begin([(far, own) for own, far in there[1]], False))
+        if copies[1] and self.link is not None:
+            self.link.end(self.link.begin([(into, near) for near, into in copies[1]], False))
 
     def waiting(self, memory: StepMemory) -> PartMemory:
         """What this rank has in host memory of a tensor that waits."""
