@@ -390,7 +390,7 @@ def test_parts_that_nothing_needs_and_gradients_of_gradients() -> None:
             lambda x, w, at=last: in_parts(whole(x, w, None, zeros, None), split, norms, head)[at],
             given,
         )
-    wide = [t.detach()[:, :, :2].double().requires_grad_() for t in given]
+    wide = [t.detach()[..., :2].double().requires_grad_() for t in given]
     assert torch.autograd.gradgradcheck(lambda x, w: causal_conv1d_fn(x, w, **words)[1:], wide)
 
 
