@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from transconv.compute import AxisSpan
 from transconv.graph.pieces.demands import LAUNCH_US, NOTHING, Demand, PassResults, demand, is_alone
-from transconv.graph.pieces.step_graph import Step, StepMemory, TensorPart
+from transconv.graph.pieces.step_graph import SHARE, Step, StepMemory, TensorPart
 
 NO_RESULTS = PassResults((), ())
 NO_PART = TensorPart(NOTHING)
@@ -280,7 +280,12 @@ class PiecePlan:
         """What happens while the most is there, in words."""
         worst = max(self.passes, key=lambda p: p.peak)
         count = worst.pieces * worst.columns
-        return f"{worst.largest} runs, {'whole' if count == 1 else f'in {count} pieces'}"
+        found = f"{worst.largest} runs, {'whole' if count == 1 else f'in {count} pieces'}"
+        reads = [(s.name, s.operands[n].memory) for s in self.steps for n in s.needs_whole]
+        large = [name for name, m in reads if m.digit and not _is_sums(m)]
+        names = [*dict.fromkeys(large)]
+        more = f" and {len(names) - 3} more" * (len(names) > 3)
+        return found + f"; {', '.join(names[:3])}{more} read all along {self.axes}" * bool(names)
 
     @property
     def whole(self) -> bool:
@@ -306,6 +311,11 @@ class PiecePlan:
         """By how many bytes the passes exceed a bound: the worst one, and all together."""
         each = [max(0, p.peak - bound) for p in self.passes]
         return max(each, default=0), sum(each)
+
+
+def _is_sums(memory: StepMemory) -> bool:
+    """Whether a tensor has the sums of blocks."""
+    return any(memory.bytes * SHARE <= m.bytes for s in memory.makers for m in s.given)
 
 
 def enter_rooms(plan: PiecePlan, known: KnownPasses, rank: int) -> None:

@@ -231,7 +231,7 @@ class LeftRegion:
         own = sum((there | storage_bytes(tensors) | graph.returned()).values())
         beside, region = graph.workspace + self.aside, self.region
         self.peak = own + left_bytes(region.outputs) + sums_bytes(region.nodes, graph.target) + beside
-        graph.refuse(self.peak, own + beside, beside, f"{self.doing} run, whole")
+        graph.refuse(self.peak, own + beside, beside, f"{self.doing} run, whole: kernels alone are cut")
         if self.peak <= graph.bound.bytes:
             graph.bound.left[self.doing] = self.peak
 
