@@ -54,10 +54,10 @@ def _conv_by_torch(
     y = y if index is None else y.masked_fill((index < 0)[:, None], 0)
     if not channels and not norms:
         return y.to(x.dtype)
-    made = [*y.split(channels or y.shape[1], 1)]
+    made = [*torch.split(y, channels or y.shape[1], 1)]
     for i, norm in enumerate(norms.split(",")):
         if norm:
-            wide = made[i].unflatten(1, (-1, head))
+            wide = made[i].reshape(x.shape[0], -1, head, x.shape[2])
             squares = wide.square().sum(2, keepdim=True) / (head if norm == "rms" else 1)
             made[i] = (wide * torch.rsqrt(squares + eps)).flatten(1, 2)
     inner = (1, 2) if x.stride(1) < x.stride(2) else (1, 1)  # as x lies

@@ -67,18 +67,14 @@ class ChannelParts:
         for name, each in parts.items():
             for own, t, at in zip(self.names(name), each, self.places, strict=True):
                 placed[own] = t, [0, 1 if at == "c" else at, 2]
-        for name in MOVING & tensors.keys() if self.normed else ():
-            t, dims = tensors[name]
-            for i in range(inner[1]):
-                own = [
-                    f"{i}" if d == 3 else d.replace("k", f"{i}") if isinstance(d, str) else d for d in dims
-                ]
-                placed[f"{name}{i}"], called[f"{name}{i}"] = (t, own), called.get(name, name)
+        for name, (t, dims) in tensors.items() if self.normed else ():
+            for k in [f"{k}" for k in range(inner[1] if name in MOVING else 0)]:
+                moved = [k if d == 3 else d.replace("k", k) if isinstance(d, str) else d for d in dims]
+                placed[name + k], called[name + k] = (t, moved), called.get(name, name)
         for name, (t, dims) in placed.items() if self.head > 1 else ():
-            at = next((i for i, d in enumerate(dims) if d in (1, *self.places)), None)
-            if at is not None:
-                t = t.split(at, t.shape[at] // self.head, self.head)
-                placed[name] = t, [*dims[: at + 1], 5, *dims[at + 1 :]]
+            for i in [i for i, d in enumerate(dims) if d in (1, *self.places)]:
+                t = t.split(i, t.shape[i] // self.head, self.head)
+                placed[name] = t, [*dims[: i + 1], 5, *dims[i + 1 :]]
         if self.normed or len(self.channels) > 1:  # offsets of parts are numbers
             numbers = f"{numbers} c e {' '.join((*self.places, *map(str, range(inner[1]))))}"
         space = (n, c // self.head, *inner, self.head)

@@ -152,7 +152,9 @@ class FunctionCall(Route):
             return None
         bound, step, found = self.bound, self.step, self.functions.get(saves)
         if found is None and bound is not None and step is not None and (begun := step.begun()):
-            found = self.functions[saves] = launching(_empty, bound, begun, saves)
+            kept, flows = bound.saved if saves else None, len(bound.flows)
+            run = launching(_empty, bound.operands, begun, bound.results, kept, flows)
+            found = self.functions[saves] = run
             if self.trial is not None and self.rival is not None:
                 found = self.functions[saves] = self.trial.alternating(found, self._by(self.rival, saves))
         return found
@@ -179,8 +181,8 @@ class FunctionCall(Route):
         if bound is None or check is None:
             return None
         results = [f"d{n}" if on else "None" for n, on in zip(bound.operands, bound.wanted, strict=True)]
-        names = [*bound.flows, *bound.saved]
-        return gradients(self, _empty, guard_of(self, check, back=True), names, there, results)
+        found = guard_of(self, check, back=True)
+        return gradients(self, _empty, found, bound.saved, there, results, bound.flows)
 
     def forward(self, given: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], Values]:
         """The results of the operands, and all values by name."""
@@ -381,16 +383,23 @@ def guard_of(route: Any, check: Check, back: bool = False) -> CallGuard:
     )
 
 
-def launching(empty: Empty, bound: BoundCall, begun: StartableKernel, saves: bool) -> Callable[..., Any]:
-    """A function of the operands, after autograd's context where it ``saves`` there what gradients need,
-    to the results; a single one alone."""
-    lines, results = begun.lines(0), bound.results
-    if saves:
-        lines.append(f"ctx.to_save = {listed(bound.saved)}")  # as save_for_backward does
-    if saves and len(results) > len(bound.flows):
-        lines.append(f"ctx.non_differentiable = {listed(results[len(bound.flows) :])}")
+def launching(
+    empty: Empty,
+    operands: Sequence[str],
+    begun: StartableKernel,
+    results: Sequence[str],
+    saved: Sequence[str] | None,
+    flows: int = 1,
+) -> Callable[..., Any]:
+    """A function of the operands, after autograd's context where ``saved`` says what to keep there, to the
+    results, the first ``flows`` of which have gradients; a single one alone."""
+    lines = begun.lines(0)
+    if saved is not None:
+        lines.append(f"ctx.to_save = {listed(saved)}")  # as save_for_backward does
+    if saved is not None and len(results) > flows:
+        lines.append(f"ctx.non_differentiable = {listed(results[flows:])}")
     return written(
-        f"run({', '.join([*['ctx'] * saves, *bound.operands])})",
+        f"run({', '.join([*['ctx'] * (saved is not None), *operands])})",
         lines,
         f"return {results[0] if len(results) == 1 else listed(results)}",
         {"empty": empty, **begun.known(0)},
@@ -401,17 +410,19 @@ def gradients(
     route: Any,
     empty: Empty,
     found: CallGuard,
-    names: Sequence[str],
+    saved: Sequence[str],
     begun: Sequence[StartableKernel],
     results: Sequence[str],
+    flows: Sequence[str] = ("G",),
 ) -> Callable[..., tuple[Any, ...] | None]:
-    """A function of the results' gradients and the saved tensors, ``names``, to the operands' gradients
+    """A function of the results' gradients ``flows`` and the saved tensors, to the operands' gradients
     ``results``; None for tensors of another kind than those of the guard."""
     known: dict[str, Any] = {"route": route, "empty": empty, **found.known()}
     lines = ["route.calls_back += 1"]
     for at, one in enumerate(begun):
         lines += one.lines(at)
         known |= one.known(at)
+    names = [*flows, *saved]
     return written(
         f"run({', '.join(names)})",
         [found.tests(names), *lines, f"return {listed(results)}"],
