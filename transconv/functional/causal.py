@@ -22,13 +22,7 @@ WHOLE = (torch.int32, torch.int64)
 def _conv(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.LibraryFormula:
     x, w, b, state, index = given
     assert x is not None and w is not None
-    return library.causal_window(x, w, b, state, index, made, _parts(x, numbers))
-
-
-def _parts(x: library.Strided, numbers: Numbers) -> library.ChannelParts:
-    """The parts of results, as numbers say them: ``(activation, channels, norms, head, eps)``."""
-    activation, channels, norms, head, eps = numbers
-    return library.ChannelParts(activation, channels or x.shape[1:2], (*norms.split(","),), head, eps)
+    return library.causal_window(x, w, b, state, index, made, library.ChannelParts.of(x, numbers))
 
 
 def _of_parts(given: Specs, numbers: Numbers) -> Sequence[tuple[int, ...]]:
@@ -55,14 +49,14 @@ def _conv_by_torch(
     if not channels and not norms:
         return y.to(x.dtype)
     made = [*torch.split(y, channels or y.shape[1], 1)]
+    inner = (1, 2) if x.stride(1) < x.stride(2) else (1, 1)  # as x lies
     for i, norm in enumerate(norms.split(",")):
         if norm:
             wide = made[i].reshape(x.shape[0], -1, head, x.shape[2])
             squares = wide.square().sum(2, keepdim=True) / (head if norm == "rms" else 1)
             made[i] = (wide * torch.rsqrt(squares + eps)).flatten(1, 2)
-    inner = (1, 2) if x.stride(1) < x.stride(2) else (1, 1)  # as x lies
-    dense = torch.contiguous_format
-    made = [t.to(x.dtype).transpose(*inner).clone(memory_format=dense).transpose(*inner) for t in made]
+        dense = made[i].to(x.dtype).transpose(*inner).clone(memory_format=torch.contiguous_format)
+        made[i] = dense.transpose(*inner)
     return tuple(made) if channels else made[0]
 
 
@@ -79,8 +73,8 @@ CONV = declare(
 def _step(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.LibraryFormula:
     x, state, w, b, lengths, rows = given
     assert x is not None and state is not None and w is not None
-    *y, after = made
-    return library.causal_step(x, state, w, b, lengths, rows, y, after, _parts(x, numbers))
+    parts = library.ChannelParts.of(x, numbers)
+    return library.causal_step(x, state, w, b, lengths, rows, made[:-1], made[-1], parts)
 
 
 def _step_by_torch(x: Tensor, state: Tensor, w: Tensor, b: Tensor | None, *given: Any) -> Any:
@@ -141,7 +135,7 @@ def causal_conv1d_fn(
     exclude one another, TypeError for what is no tensor of these types.
     """
     _check_operands("causal_conv1d_fn", x, weight, bias, dims=(3,))
-    numbers = _checked_activation(activation), *_checked_parts(x.shape[1], split, norm, head, eps)
+    numbers = _numbers(x, activation, split, norm, head, eps)
     past = weight.shape[1] - 1
     rows = x.shape[0]
     if cu_seqlens is not None:
@@ -149,9 +143,8 @@ def causal_conv1d_fn(
         if seq_idx is not None:
             raise ValueError("causal_conv1d_fn: cu_seqlens and seq_idx say the same; expected one of them")
         if x.shape[0] != 1:
-            raise ValueError(
-                f"causal_conv1d_fn: cu_seqlens: sequences lie in x (1, dim, length), got {tuple(x.shape)}"
-            )
+            lie = "causal_conv1d_fn: cu_seqlens: sequences lie in x (1, dim, length)"
+            raise ValueError(f"{lie}, got {tuple(x.shape)}")
         rows = cu_seqlens.shape[0] - 1
     if seq_idx is not None:
         _check_whole("seq_idx", seq_idx, (x.shape[0], x.shape[2]))
@@ -162,10 +155,8 @@ def causal_conv1d_fn(
             )
     for name, t in (("initial_states", initial_states), ("final_states_out", final_states_out)):
         if t is not None and tuple(t.shape) != (rows, x.shape[1], past):
-            raise ValueError(
-                f"causal_conv1d_fn: {name}: expected shape {(rows, x.shape[1], past)}, "
-                f"got {tuple(t.shape)}"
-            )
+            shape = rows, x.shape[1], past
+            raise ValueError(f"causal_conv1d_fn: {name}: expected shape {shape}, got {tuple(t.shape)}")
     if cu_seqlens is not None:
         y, final = _packed(x, weight, bias, initial_states, return_final_states, numbers, cu_seqlens)
     else:
@@ -187,22 +178,16 @@ def _last_states(x: Tensor, state: Tensor | None, past: int) -> Tensor:
 
 
 def _packed(
-    x: Tensor,
-    w: Tensor,
-    b: Tensor | None,
-    states: Tensor | None,
-    wants_states: bool,
-    numbers: Numbers,
-    ends: Tensor,
+    x: Tensor, w: Tensor, b: Tensor | None, states: Tensor | None, wants: bool, numbers: Any, ends: Tensor
 ) -> tuple[Any, Tensor | None]:
     """The result of sequences one behind another, and their last states. With states each sequence is
     copied behind its own, so that the mask of sequences is all that a kernel needs to know."""
     past, count, length = w.shape[1] - 1, ends.shape[0] - 1, x.shape[2]
     place = torch.arange(length, device=x.device)
     index = torch.bucketize(place, ends[1:].to(place.dtype), right=True)
-    if not past or not (wants_states or states is not None):
+    if not past or not (wants or states is not None):
         y: Any = call(CONV, (x, w, b, None, index.to(torch.int32)[None]), numbers)
-        return y, x.new_empty(count, x.shape[1], 0) if wants_states else None
+        return y, x.new_empty(count, x.shape[1], 0) if wants else None
     sequences = torch.arange(count, device=x.device)
     place = place + (index + 1) * past
     begin = (ends[:-1].to(place.dtype) + sequences * past)[:, None] + torch.arange(past, device=x.device)
@@ -213,7 +198,7 @@ def _packed(
     number = number.index_copy(0, begin.reshape(-1), sequences.repeat_interleave(past))
     y = call(CONV, (wide, w, b, None, number.to(torch.int32)[None]), numbers)
     final = None
-    if wants_states:
+    if wants:
         last = (ends[1:].to(place.dtype) + sequences * past)[:, None] + torch.arange(past, device=x.device)
         final = wide[0].index_select(1, last.reshape(-1)).reshape(x.shape[1], count, past).transpose(0, 1)
     made = tuple([t.index_select(2, place) for t in as_tuple(y)])
@@ -244,13 +229,10 @@ def causal_conv1d_update(
     There are no gradients. ``split``, ``norm``, ``head``, ``eps`` and errors as of causal_conv1d_fn.
     """
     _check_operands("causal_conv1d_update", x, weight, bias, dims=(2, 3))
-    numbers = _checked_activation(activation), *_checked_parts(x.shape[1], split, norm, head, eps)
+    numbers = _numbers(x, activation, split, norm, head, eps)
     rows = None if conv_state_indices is not None else x.shape[0]
-    if (
-        conv_state.dim() != 3
-        or rows not in (None, conv_state.shape[0])
-        or conv_state.shape[1] != x.shape[1]
-    ):
+    fits = conv_state.dim() == 3 and conv_state.shape[1] == x.shape[1]
+    if not fits or rows not in (None, conv_state.shape[0]):
         raise ValueError(
             f"causal_conv1d_update: conv_state: expected shape ({'rows' if rows is None else rows}, "
             f"{x.shape[1]}, state length), got {tuple(conv_state.shape)}"
@@ -277,28 +259,12 @@ def causal_conv1d_update(
         return made if split is not None else made[0]
 
 
-def _checked_activation(activation: str | None) -> str:
+def _numbers(x: Tensor, activation: str | None, *parts: Any) -> Numbers:
+    """A checked activation, and parts."""
     name = "silu" if activation == "swish" else activation or ""
     if name not in ACTIVATIONS:
         refuse(activation)
-    return name
-
-
-def _checked_parts(
-    dim: int, split: Any, norm: Any, head: int, eps: float
-) -> tuple[tuple[int, ...], str, int, float]:
-    """The parts of a result, as calls have them. ValueError."""
-    channels = () if split is None else tuple(split)
-    norms = (norm,) * max(1, len(channels)) if norm is None or isinstance(norm, str) else tuple(norm)
-    known = all(n in (None, "l2", "rms") for n in norms)
-    if not known or len(norms) != max(1, len(channels)):
-        raise ValueError(f"norm={norm!r}; expected 'l2', 'rms' or None, one for all parts or for each")
-    if split is not None and (sum(channels) != dim or not all(type(n) is int and n > 0 for n in channels)):
-        raise ValueError(f"split={split}; expected numbers of channels that add up to {dim}")
-    head = head if any(norms) else 1
-    if type(head) is not int or head < 1 or any(n % head for n in channels or (dim,)):
-        raise ValueError(f"head={head}; expected a number that divides {channels or dim} channels")
-    return channels, ",".join(n or "" for n in norms), head, float(eps)
+    return name, *library.ChannelParts.numbers(x.shape[1], *parts)
 
 
 def _check_operands(

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from transconv.compute.elementwise import OPS
 from transconv.compute.library.page import Gradient, LibraryFormula, NamedSpace, Placed, Strided, held
@@ -36,6 +37,28 @@ class ChannelParts:
     norms: tuple[str, ...]
     head: int
     eps: float
+
+    @staticmethod
+    def numbers(dim: int, split: Any, norm: Any, head: int, eps: float) -> tuple[Any, ...]:
+        """The parts of a result of ``dim`` channels as hashable numbers of a call. ValueError."""
+        channels = () if split is None else tuple(split)
+        norms = (norm,) * max(1, len(channels)) if norm is None or isinstance(norm, str) else tuple(norm)
+        if len(norms) != max(1, len(channels)) or not {*norms} <= {None, "l2", "rms"}:
+            raise ValueError(f"norm={norm!r}; expected 'l2', 'rms' or None, one for all parts or for each")
+        if split is not None and (
+            sum(channels) != dim or any(type(n) is not int or n < 1 for n in channels)
+        ):
+            raise ValueError(f"split={split}; expected numbers of channels that add up to {dim}")
+        head = head if any(norms) else 1
+        if type(head) is not int or head < 1 or any(n % head for n in channels or (dim,)):
+            raise ValueError(f"head={head}; expected a number that divides {channels or dim} channels")
+        return channels, ",".join(n or "" for n in norms), head, float(eps)
+
+    @classmethod
+    def of(cls, x: Strided, numbers: tuple[Any, ...]) -> ChannelParts:
+        """Of x, by an activation and ``numbers``."""
+        activation, channels, norms, *head = numbers
+        return cls(activation, channels or x.shape[1:2], tuple(norms.split(",")), *head)
 
     @property
     def normed(self) -> bool:
@@ -84,10 +107,8 @@ class ChannelParts:
         """The lines that store the parts of a value."""
         made = f"{self.activation}({value})" if self.activation else value
         own = [f"a * {norm}" if norm else "a" if self.normed else made for norm in self.norms]
-        stores = [
-            f"store {{{name}}} = {_of_a_sequence(of, index)}"
-            for name, of in zip(self.names("Y"), own, strict=True)
-        ]
+        pairs = zip(self.names("Y"), own, strict=True)
+        stores = [f"store {{{name}}} = {_of_a_sequence(of, index)}" for name, of in pairs]
         return [f"let a = {made}", *self.factors(), *stores] if self.normed else stores
 
     def factors(self) -> list[str]:

@@ -213,21 +213,8 @@ def bound_of(
     less = f.again is not None or (f.linear and not between)
     kept = read if less else read | {*formula.given} - {*f.passing}
     saved = tuple(sorted(kept - made - {*formula.flows})) if chosen else ()
-    return BoundCall(
-        f,
-        numbers,
-        len(given),
-        places,
-        formula.given,
-        formula.flows,
-        memory,
-        formula.page.seen,
-        forward,
-        formula.results,
-        backward,
-        saved,
-        wanted,
-    )
+    call = f, numbers, len(given), places, formula.given, formula.flows, memory, formula.page.seen
+    return BoundCall(*call, forward, formula.results, backward, saved, wanted)
 
 
 def _results(f: PublicFunction, tensors: Sequence[Tensor | None], numbers: Numbers) -> tuple[Tensor, ...]:
