@@ -136,8 +136,7 @@ def causal_conv1d_fn(
     """
     _check_operands("causal_conv1d_fn", x, weight, bias, dims=(3,))
     numbers = _numbers(x, activation, split, norm, head, eps)
-    past = weight.shape[1] - 1
-    rows = x.shape[0]
+    past, rows = weight.shape[1] - 1, x.shape[0]
     if cu_seqlens is not None:
         _check_whole("cu_seqlens", cu_seqlens, None)
         if seq_idx is not None:

@@ -23,7 +23,7 @@ from transconv.compute import (
 from transconv.conv import Surrounded
 from transconv.graph.backend_options import RankGroup
 from transconv.graph.pieces.demands import ALIGNMENT, Demand, is_alone
-from transconv.graph.pieces.piece_passes import Exchanged, MemoryAct, PiecePass, PiecePlan, acts
+from transconv.graph.pieces.piece_passes import MemoryAct, PiecePass, PiecePlan, acts
 from transconv.graph.pieces.step_graph import Part, Step, StepMemory, TensorPart
 from transconv.runtime import BatchCompile, Launch, build_scheduled, is_capturing
 from transconv.schedule import Schedule, programs, why_not
@@ -268,18 +268,18 @@ class PieceRun:
         elif kind == "write":
             self.rooms[p.over[m]].view(m, act.span).copy_(self.parts[m].view(m, act.span))
         elif kind == "swap":
-            self.swap(m, self.plan.exchanged(m, p.owned(m, act.step), self.rank))
+            self.swap(m, p.owned(m, act.step))
         else:
             self.rooms[m] = self.rooms.pop(p.over[m])
 
-    def swap(self, memory: StepMemory, each: Exchanged) -> None:
+    def swap(self, memory: StepMemory, owned: Sequence[AxisSpan]) -> None:
         """Send what other ranks have room for of what this one owns of a tensor, and receive what it has
         room for: each run of consecutive elements from where it is to where it belongs, without copies. Of
         a tensor that waits in host memory these parts come to the device first, and go back."""
         assert self.ranks is not None
         far = self.waiting(memory) if memory in self.plan.waits else None
         sides, copies = list[list[tuple[int, Tensor]]](), list[Pairs]()
-        for parts in each:
+        for parts in self.plan.exchanged(memory, owned, self.rank):
             there = [(r, p, self.empty(memory, p) if far else self.rooms[memory]) for r, p in parts]
             sides.append([(r, run) for r, p, near in there for run in near.runs(memory, p)])
             away = [run for _, p, _ in there for run in far.runs(memory, p)] if far else []

@@ -217,10 +217,6 @@ class PiecePass:
         return max(steps, key=size).name
 
 
-Exchanged = tuple[list[tuple[int, TensorPart]], ...]
-"""The parts that a rank sends, and those that it receives, each with the other rank."""
-
-
 @dataclass(slots=True)
 class PiecePlan:
     """``passes``: in their order; ``kept``: tensors that are whole; ``last``: the level behind which
@@ -246,7 +242,9 @@ class PiecePlan:
         span = self.rooms[rank].get(memory) if self.rooms else None
         return memory.all if span is None else TensorPart(span)
 
-    def exchanged(self, memory: StepMemory, owned: Sequence[AxisSpan], rank: int) -> Exchanged:
+    def exchanged(
+        self, memory: StepMemory, owned: Sequence[AxisSpan], rank: int
+    ) -> tuple[list[tuple[int, TensorPart]], ...]:
         """The parts of a tensor, of which ranks have made what is ``owned``, that a rank sends to others,
         and those that it receives, each with the other's number."""
         room = [self.room(memory, r).along for r in range(self.ranks)]
