@@ -190,7 +190,7 @@ WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "split": (
         lambda: causal_conv1d_fn(X, W, split=[1, 1]),
         ValueError,
-        r"split=\[1, 1\]; expected numbers of channels that add up to 3",
+        r"split=\[1, 1\]; expected numbers of features that add up to 3",
     ),
     "norms": (
         lambda: causal_conv1d_fn(X, W, split=[1, 2], norm=["l2"]),
@@ -205,7 +205,7 @@ WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "heads": (
         lambda: causal_conv1d_update(X, X, W, split=[1, 2], norm="l2", head=2),
         ValueError,
-        r"head=2; expected a number that divides \(1, 2\) channels",
+        r"head=2; expected a number that divides \(1, 2\) features",
     ),
     "weight": (
         lambda: causal_conv1d_fn(X, W[:2]),

@@ -29,10 +29,10 @@ def texts() -> str:
     stats = library.Strided.dense((64,), f32)
     t, wide = library.Strided.dense((64,), i64), library.Strided.dense((256, 768), bf16)
     taken = [library.Strided.dense(n, bf16) for n in ((2, 64, 100), (64, 4), (64,), (2, 64, 3))] + [None]
-    whole = library.ChannelParts("silu", (64,), ("",), 1, 1e-6)
-    parts = library.ChannelParts("", (16, 48), ("", ""), 1, 1e-6)
-    split = [library.Strided.dense((2, n, 100), bf16) for n in parts.channels]
-    heads, two = library.ChannelParts("", (64,), ("l2",), 16, 1e-6), library.Strided.dense((64, 2), bf16)
+    whole = library.FeatureParts("silu", (64,), ("",), 1, 1e-6)
+    parts = library.FeatureParts("", (16, 48), ("", ""), 1, 1e-6)
+    split = [library.Strided.dense((2, n, 100), bf16) for n in parts.counts]
+    heads, two = library.FeatureParts("", (64,), ("l2",), 16, 1e-6), library.Strided.dense((64, 2), bf16)
     shown = {
         "softmax": library.softmax(x, 1),
         "log_softmax": library.log_softmax(x, 1),

@@ -22,7 +22,7 @@ WHOLE = (torch.int32, torch.int64)
 def _conv(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.LibraryFormula:
     x, w, b, state, index = given
     assert x is not None and w is not None
-    return library.causal_window(x, w, b, state, index, made, library.ChannelParts.of(x, numbers))
+    return library.causal_window(x, w, b, state, index, made, library.FeatureParts.of(x, numbers))
 
 
 def _of_parts(given: Specs, numbers: Numbers) -> Sequence[tuple[int, ...]]:
@@ -73,7 +73,7 @@ CONV = declare(
 def _step(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.LibraryFormula:
     x, state, w, b, lengths, rows = given
     assert x is not None and state is not None and w is not None
-    parts = library.ChannelParts.of(x, numbers)
+    parts = library.FeatureParts.of(x, numbers)
     return library.causal_step(x, state, w, b, lengths, rows, made[:-1], made[-1], parts)
 
 
@@ -263,7 +263,7 @@ def _numbers(x: Tensor, activation: str | None, *parts: Any) -> Numbers:
     name = "silu" if activation == "swish" else activation or ""
     if name not in ACTIVATIONS:
         refuse(activation)
-    return name, *library.ChannelParts.numbers(x.shape[1], *parts)
+    return name, *library.FeatureParts.numbers(x.shape[1], *parts)
 
 
 def _check_operands(

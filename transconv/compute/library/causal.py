@@ -4,7 +4,7 @@ input, chosen by a mask. Positions of another sequence are masked, too.
     v[t, k] = t + k < K - 1 ? S[t + k] : X[t + k - (K - 1)]        K width, K - 1 elements of state
     Y[t]    = activation(sum(v[t, k]*W[k]; k) + B)
 
-The result may be several tensors of some channels each: every store has a mask, and every gradient is 0
+The result may be several tensors of some features each: every store has a mask, and every gradient is 0
 outside of its own. Heads may be divided by their norm; then the sum over k is written out (``x0``, ``x1``,
 ...), so that the norm is the one reduction:
 
@@ -27,38 +27,36 @@ from transconv.ir import Var
 
 
 @dataclass(frozen=True, slots=True)
-class ChannelParts:
-    """What becomes of sums: an ``activation``, then parts of so many ``channels`` each, whose heads of
+class FeatureParts:
+    """What becomes of sums: an ``activation``, then parts of ``counts`` features each, whose heads of
     ``head`` features are divided by ``norms``: ``l2``, the root of the sum of squares and ``eps``,
-    ``rms``, of their mean; empty: by none. Channels are a multiple of a head."""
+    ``rms``, of their mean; empty: by none. Each is a multiple of a head."""
 
     activation: str
-    channels: tuple[int, ...]
+    counts: tuple[int, ...]
     norms: tuple[str, ...]
     head: int
     eps: float
 
     @staticmethod
     def numbers(dim: int, split: Any, norm: Any, head: int, eps: float) -> tuple[Any, ...]:
-        """The parts of a result of ``dim`` channels as hashable numbers of a call. ValueError."""
-        channels = () if split is None else tuple(split)
-        norms = (norm,) * max(1, len(channels)) if norm is None or isinstance(norm, str) else tuple(norm)
-        if len(norms) != max(1, len(channels)) or not {*norms} <= {None, "l2", "rms"}:
+        """The parts of a result of ``dim`` features as hashable numbers of a call. ValueError."""
+        counts = () if split is None else tuple(split)
+        norms = (norm,) * max(1, len(counts)) if norm is None or isinstance(norm, str) else tuple(norm)
+        if len(norms) != max(1, len(counts)) or not {*norms} <= {None, "l2", "rms"}:
             raise ValueError(f"norm={norm!r}; expected 'l2', 'rms' or None, one for all parts or for each")
-        if split is not None and (
-            sum(channels) != dim or any(type(n) is not int or n < 1 for n in channels)
-        ):
-            raise ValueError(f"split={split}; expected numbers of channels that add up to {dim}")
+        if split is not None and (sum(counts) != dim or any(type(n) is not int or n < 1 for n in counts)):
+            raise ValueError(f"split={split}; expected numbers of features that add up to {dim}")
         head = head if any(norms) else 1
-        if type(head) is not int or head < 1 or any(n % head for n in channels or (dim,)):
-            raise ValueError(f"head={head}; expected a number that divides {channels or dim} channels")
-        return channels, ",".join(n or "" for n in norms), head, float(eps)
+        if type(head) is not int or head < 1 or any(n % head for n in counts or (dim,)):
+            raise ValueError(f"head={head}; expected a number that divides {counts or dim} features")
+        return counts, ",".join(n or "" for n in norms), head, float(eps)
 
     @classmethod
-    def of(cls, x: Strided, numbers: tuple[Any, ...]) -> ChannelParts:
+    def of(cls, x: Strided, numbers: tuple[Any, ...]) -> FeatureParts:
         """Of x, by an activation and ``numbers``."""
-        activation, channels, norms, *head = numbers
-        return cls(activation, channels or x.shape[1:2], tuple(norms.split(",")), *head)
+        activation, counts, norms, *head = numbers
+        return cls(activation, counts or x.shape[1:2], tuple(norms.split(",")), *head)
 
     @property
     def normed(self) -> bool:
@@ -67,13 +65,13 @@ class ChannelParts:
 
     @property
     def places(self) -> list[str]:
-        """The coordinate of the first dim of channels of each part."""
-        before = [sum(self.channels[:i]) // self.head for i in range(len(self.channels))]
+        """The coordinate of the first dim of features of each part."""
+        before = [sum(self.counts[:i]) // self.head for i in range(len(self.counts))]
         return [f"c-{n}" for n in before] if len(before) > 1 else ["c"]
 
     def names(self, name: str) -> tuple[str, ...]:
         """Those of the parts of a tensor: Y, Y1, Y2."""
-        return tuple(f"{name}{i or ''}" for i in range(len(self.channels)))
+        return tuple(f"{name}{i or ''}" for i in range(len(self.counts)))
 
     def page(
         self,
@@ -98,7 +96,7 @@ class ChannelParts:
             for i in [i for i, d in enumerate(dims) if d in (1, *self.places)]:
                 t = t.split(i, t.shape[i] // self.head, self.head)
                 placed[name] = t, [*dims[: i + 1], 5, *dims[i + 1 :]]
-        if self.normed or len(self.channels) > 1:  # offsets of parts are numbers
+        if self.normed or len(self.counts) > 1:  # offsets of parts are numbers
             numbers = f"{numbers} c e {' '.join((*self.places, *map(str, range(inner[1]))))}"
         space = (n, c // self.head, *inner, self.head)
         return NamedSpace(["n", "c", "t", "k", "q", "e"], space, placed, called, "t k q", numbers)
@@ -122,7 +120,7 @@ class ChannelParts:
 
     def flow(self) -> list[str]:
         """The lines of the gradient ``g`` of the activation's result from those of the parts."""
-        if len(self.channels) == 1 and not self.normed:
+        if len(self.counts) == 1 and not self.normed:
             return ["read g = {G}"]
         lines = [f"read g{i} = {{{name}}}" for i, name in enumerate(self.names("G"))] + self.factors()
         terms = list[str]()
@@ -142,7 +140,7 @@ def causal_window(
     state: Strided | None,
     index: Strided | None,
     y: Sequence[Strided],
-    parts: ChannelParts,
+    parts: FeatureParts,
 ) -> LibraryFormula:
     """The convolution of x [n, c, t] with w [c, k], a bias b [c], the elements ``state`` [n, c, k - 1]
     before x, and ``index`` [n, t], the number of the sequence of each position: a position reads those of
@@ -176,7 +174,7 @@ MOVING = {"X", "W", "S", "J_k"}  # operands of which each k reads others
 
 
 def _read(
-    operands: Mapping[str, Placed], past: int, parts: ChannelParts | None = None
+    operands: Mapping[str, Placed], past: int, parts: FeatureParts | None = None
 ) -> tuple[list[str], str]:
     """The lines that read the operands, ``v`` the last of them, and the sum, which is written out where
     norms follow."""
@@ -199,14 +197,14 @@ def _of_a_sequence(value: str, index: Strided | None) -> str:
 
 
 def _gradients(
-    page: NamedSpace, operands: Mapping[str, Placed], past: int, parts: ChannelParts
+    page: NamedSpace, operands: Mapping[str, Placed], past: int, parts: FeatureParts
 ) -> tuple[Gradient, ...]:
     """The texts of the gradients: first that of the sums, if it is not the result's, from sums that are
     computed again."""
     read, value = _read(operands, past, parts)
     indexed, activation = "J" in operands, parts.activation
     found, g = [], "G"
-    if activation or indexed or parts.normed or len(parts.channels) > 1:
+    if activation or indexed or parts.normed or len(parts.counts) > 1:
         z, slope = Var("p", held(page.tensors["X"].dtype)), "g"
         if activation:
             derivative = OPS[activation].derivative
@@ -254,7 +252,7 @@ def causal_step(
     rows: Strided | None,
     y: Sequence[Strided],
     after: Strided,
-    parts: ChannelParts,
+    parts: FeatureParts,
 ) -> LibraryFormula:
     """The convolution of x [n, c, t] behind the last elements of ``state`` [rows, c, s], and the state
     ``after`` it, [n, c, s]. ``lengths`` [n]: the state is a ring in which element number l lies at l % s,
