@@ -3,10 +3,11 @@
 A model's piece is timed beside torch on the piece with the rows before it that it reads, which is how one
 streams without a state, eager and by torch.compile; the models are a codec's decoder and a causal video
 decoder with random weights (transformers' EnCodec where it is installed). Steps and packed sequences of a
-depthwise convolution are timed beside torch's operations and causal-conv1d, where that is installed:
+depthwise convolution are timed beside torch's operations and causal-conv1d, where that is installed; a
+result in parts with norms of heads beside the same of one result, by torch and by torch.compile:
 
     python -m bench streaming                all, 120 seconds at most
-    python -m bench streaming --only steps   steps, packed, codec, video
+    python -m bench streaming --only steps   steps, packed, parts, codec, video
 
 Each side's result is compared with torch's. Rows are in ``<gpu>_streaming.csv``; a repeated run measures
 what is missing. On a CPU it is shown whether it runs.
@@ -39,7 +40,7 @@ Tensor = torch.Tensor
 Calls = dict[str, Callable[[], Any]]
 COLUMNS = ("what", "size", "side", "us", "host_us", "off", *environment.VERSIONS)
 KEY = ("what", "size", "side", "device")
-KINDS = ("steps", "packed", "codec", "video")
+KINDS = ("steps", "packed", "parts", "codec", "video")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -140,6 +141,37 @@ def of_packed(quick: bool) -> Iterator[tuple[str, str, Calls, Tensor]]:
         packed["causal-conv1d"] = lambda: fn(last, w, b, seq_idx=numbers, activation="silu")
     yield "packed", size, packed, want
     yield "packed", size, alone, by_torch()
+
+
+def of_parts(quick: bool) -> Iterator[tuple[str, str, Calls, Tensor]]:
+    """Queries and keys divided by their norms, and values: of a gated delta net."""
+    kind = torch.float32 if device() == "cpu" else torch.bfloat16
+    head, split, length = (4, [8, 8, 16], 20) if quick else (128, [2048, 2048, 4096], 4096)
+    x, w, b = _random(kind, (1, length, sum(split)), (sum(split), 4), (sum(split),))
+    last, norms = x.transpose(1, 2), ["l2", "l2", None]
+
+    def apart(y: Tensor) -> Tensor:
+        """The parts in torch's operations, as one tensor again."""
+        made = [*y.transpose(1, 2).split(split, -1)]
+        for i in (0, 1):
+            wide = made[i].float().unflatten(-1, (-1, head))
+            wide = wide * torch.rsqrt(wide.square().sum(-1, keepdim=True) + 1e-6)
+            made[i] = wide.flatten(-2).to(y.dtype)
+        return torch.cat(made, -1)
+
+    def by_torch() -> Tensor:
+        return apart(F.silu(F.conv1d(F.pad(last, (3, 0)), w[:, None], b, groups=sum(split))))
+
+    def in_parts() -> Tensor:
+        made = ours.causal_conv1d_fn(last, w, b, activation="silu", split=split, norm=norms, head=head)
+        return torch.cat([t.transpose(1, 2) for t in made], -1)  # each side joins its parts
+
+    sides: Calls = {"transconv": in_parts, "torch": by_torch, "torch.compile": torch.compile(by_torch)}
+    compiled = torch.compile(apart)
+    sides["transconv, then compiled norms"] = lambda: compiled(
+        ours.causal_conv1d_fn(last, w, b, activation="silu")
+    )
+    yield "parts", f"{length}x{sum(split)} heads of {head}", sides, by_torch()
 
 
 class Left(nn.Module):
@@ -273,4 +305,4 @@ def _encodec() -> nn.Module | None:
     return made
 
 
-CASES = {"steps": of_steps, "packed": of_packed, "codec": of_codec, "video": of_video}
+CASES = {"steps": of_steps, "packed": of_packed, "parts": of_parts, "codec": of_codec, "video": of_video}

@@ -4,6 +4,7 @@ process, the bound of each rank, and ranks that disagree or are gone."""
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -17,6 +18,7 @@ from torch.distributed.tensor import init_device_mesh
 import transconv
 from tests.distributed import processes
 from transconv.errors import Unsupported
+from transconv.graph.pieces.region_pieces import RegionPieces
 
 Tensor = torch.Tensor
 F = nn.functional
@@ -54,13 +56,25 @@ def create_dot(self: object, a: Any, b: Any, d: Any, *_: object) -> object:
     )
 
 
+def free_links(self: RegionPieces, *given: Any) -> None:
+    """Plans in which copies to host memory cost next to nothing, so that tensors wait there."""
+    self.graph.rates = replace(self.graph.rates, link_gbs=1e6)
+    plan(self, *given)
+
+
+plan = RegionPieces.plan
+
+
 def run(
-    shape: tuple[int, ...], blocks: int, share: float, step: bool, device: str = "cpu"
+    shape: tuple[int, ...], blocks: int, share: float, step: bool, device: str = "cpu", waits: bool = False
 ) -> dict[str, Any]:
     """What differs on a rank between a model over ranks, or its training ``step``, and one process, and
-    the report; its own tensors take this share of those of one process without a bound at most."""
+    the report; its own tensors take this share of those of one process without a bound at most.
+    ``waits``: tensors wait in host memory."""
     if device == "cpu":
         transconv.config.cpu = "interpret"
+    if waits:
+        RegionPieces.plan = free_links  # type: ignore[method-assign]
     from triton.runtime import interpreter
 
     torch.manual_seed(0)
@@ -68,7 +82,7 @@ def run(
     mesh = init_device_mesh(device, (torch.distributed.get_world_size(),))
 
     def called(bound: int | None, ranks: Any = None) -> tuple[list[Tensor], Any]:
-        run = transconv.within(model, bound, ranks=ranks)
+        run = transconv.within(model, bound, host=None if waits else 0, ranks=ranks)
         given, found = x.clone().requires_grad_(step), list[Tensor]()
         with torch.set_grad_enabled(step):
             found.append(made := run(given))
@@ -89,6 +103,7 @@ def run(
         "ranks": [p.ranks for p in report.plans],
         "pieces": max(p.pieces for plan in report.plans for p in plan.passes),
         "report": str(report),
+        "pinned": report.pinned,
     }
 
 
@@ -112,11 +127,22 @@ def test_a_decoder_over_ranks(
         assert answer["report"] == answers[0]["report"]
 
 
+@pytest.mark.slow
+def test_tensors_of_ranks_wait_in_host_memory() -> None:
+    """How much of it is free, each rank asks for itself; the least is for all."""
+    answers = processes.run(2, run, (1, 2, 32, 6), 3, 0.4, False, "cpu", True, limit=300)
+    for answer in answers:
+        assert isinstance(answer, dict), answer
+        assert answer["differs"] == [] and answer["near"] and answer["within"], answer
+        assert answer["pinned"] and answer["report"] == answers[0]["report"], answer["report"]
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.parametrize("waits", [False, True])
 @pytest.mark.parametrize("shape", [(1, 2, 512, 256), (1, 2, 64, 32, 32)])
-def test_a_decoder_over_two_gpus(shape: tuple[int, ...]) -> None:
-    answers = processes.run(2, run, shape, 2, 0.6, False, "cuda", timeout=100, limit=200)
+def test_a_decoder_over_two_gpus(shape: tuple[int, ...], waits: bool) -> None:
+    answers = processes.run(2, run, shape, 2, 0.6, False, "cuda", waits, timeout=100, limit=200)
     for answer in answers:
         assert isinstance(answer, dict), answer
         assert answer["differs"] == [] and answer["near"] and answer["within"], answer

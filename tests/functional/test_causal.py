@@ -187,6 +187,26 @@ def test_torch_computes_the_same_on_a_cpu() -> None:
 
 X, W = torch.zeros(2, 3, 5), torch.zeros(3, 4)
 WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
+    "split": (
+        lambda: causal_conv1d_fn(X, W, split=[1, 1]),
+        ValueError,
+        r"split=\[1, 1\]; expected numbers of features that add up to 3",
+    ),
+    "norms": (
+        lambda: causal_conv1d_fn(X, W, split=[1, 2], norm=["l2"]),
+        ValueError,
+        "one for all parts or for each",
+    ),
+    "norm": (
+        lambda: causal_conv1d_fn(X, W, norm="layer"),
+        ValueError,
+        "norm='layer'; expected 'l2', 'rms'",
+    ),
+    "heads": (
+        lambda: causal_conv1d_update(X, X, W, split=[1, 2], norm="l2", head=2),
+        ValueError,
+        r"head=2; expected a number that divides \(1, 2\) features",
+    ),
     "weight": (
         lambda: causal_conv1d_fn(X, W[:2]),
         ValueError,
@@ -244,3 +264,146 @@ def test_wrong_calls(name: str) -> None:
     run, kind, message = WRONG[name]
     with pytest.raises(kind, match=message):
         run()
+
+
+def in_parts(y: Tensor, split: list[int], norms: list[str | None], head: int) -> list[Tensor]:
+    """The parts of a result in torch's operations, heads divided by their norms."""
+    made = [*y.split(split, 1)]
+    for i, norm in enumerate(norms):
+        if norm:
+            wide = made[i].unflatten(1, (-1, head))
+            square = (
+                wide.square().sum(2, keepdim=True) if norm == "l2" else wide.square().mean(2, keepdim=True)
+            )
+            made[i] = (wide / (square + 1e-6).sqrt()).flatten(1, 2)
+    return made
+
+
+Parted = tuple[list[int], list[str | None], int]
+PARTED: list[Parted] = [
+    ([5, 1, 2], [None, None, None], 1),
+    ([4, 4, 8], ["l2", "l2", None], 4),
+    ([6, 3], ["rms", "l2"], 3),
+    ([4], ["rms"], 2),
+]
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize(
+    "parted", [p if i == 1 else pytest.param(p, marks=pytest.mark.every(4)) for i, p in enumerate(PARTED)]
+)
+def test_parts_of_a_result_and_their_gradients(parted: Parted, last: bool) -> None:
+    """Each part is dense, in x's order in memory, and the kernel's own: none is a view of another."""
+    split, norms, head = parted
+    c, k = sum(split), 4
+    for n, t, state, activation in ((2, 7, True, "silu"), (1, 2, False, None), (1, 9, False, "silu")):
+        x = torch.randn(n, t, c).transpose(1, 2).requires_grad_() if last else drawn(n, c, t)
+        given = [x, drawn(c, k), drawn(c)] + [drawn(n, c, k - 1)] * state
+
+        def mine(*own: Tensor, activation: str | None = activation) -> Any:
+            words: dict[str, Any] = {"split": split, "norm": norms, "head": head}
+            before = own[3] if len(own) > 3 else None
+            y = causal_conv1d_fn(*own[:3], None, before, activation=activation, **words)
+            for part in y:
+                assert part.untyped_storage().nbytes() == 4 * part.numel()
+                assert (part.transpose(1, 2) if last else part).is_contiguous()
+            return y
+
+        def theirs(*own: Tensor, activation: str | None = activation) -> Any:
+            before = own[3] if len(own) > 3 else own[0].new_zeros(len(own[0]), c, k - 1)
+            return tuple(in_parts(whole(*own[:3], before, activation), split, norms, head))
+
+        agree(mine, theirs, given)
+    found = transconv.stats(reset=True)
+    assert found.native == {"causal_conv1d_fn": 3, "causal_conv1d_fn_gradient": 3}
+
+
+def test_parts_of_packed_sequences() -> None:
+    lengths, (split, norms, head) = [3, 1, 6], PARTED[1]
+    c, ends = sum(split), torch.tensor([0, *lengths]).cumsum(0)
+    words: dict[str, Any] = {"activation": "silu", "split": split, "norm": norms, "head": head}
+    given = [drawn(1, c, sum(lengths)), drawn(c, 4), drawn(c), drawn(len(lengths), c, 3)]
+    numbers = torch.tensor([[4] * 3 + [-1] + [0] * 6])
+
+    def theirs(x: Tensor, w: Tensor, b: Tensor, states: Tensor) -> Any:
+        pairs = zip(x.split(lengths, -1), states, strict=True)
+        y = torch.cat([whole(p, w, b, s[None], "silu") for p, s in pairs], -1)
+        return tuple(in_parts(y, split, norms, head))
+
+    def mine(x: Tensor, w: Tensor, b: Tensor, states: Tensor) -> Any:
+        return causal_conv1d_fn(x, w, b, None, states, True, cu_seqlens=ends, **words)[0]
+
+    agree(mine, theirs, given)
+    zeros = torch.zeros(len(lengths), c, 3)
+    apart = theirs(*given[:3], zeros)
+    for made in (
+        causal_conv1d_fn(*given[:3], cu_seqlens=ends, **words),
+        causal_conv1d_fn(*given[:3], numbers, **words),
+    ):
+        for a, b in zip(made, apart, strict=True):
+            there = b * (numbers >= 0) if made[0][..., 3].count_nonzero() == 0 else b
+            torch.testing.assert_close(a.double(), there, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("ring", [False, True])
+def test_parts_of_steps(ring: bool) -> None:
+    split, norms, head = PARTED[1]
+    c = sum(split)
+    x, w, b, state = torch.randn(2, c, 6), torch.randn(c, 4), torch.randn(c), torch.zeros(2, c, 5)
+    want = in_parts(whole(x, w, b, torch.zeros(2, c, 3), "silu"), split, norms, head)
+    for t in range(6):
+        at = torch.full((2,), t) if ring else None
+        y = causal_conv1d_update(x[..., t], state, w, b, "silu", at, split=split, norm=norms, head=head)
+        for a, part in zip(y, want, strict=True):
+            torch.testing.assert_close(a.double(), part[..., t], rtol=1e-5, atol=1e-5)
+    assert transconv.stats(reset=True).native == {"causal_conv1d_update": 6}
+
+
+@pytest.mark.parametrize("parted", [PARTED[0], PARTED[1]])
+def test_parts_of_pieces_have_the_bits_of_the_whole(parted: Parted) -> None:
+    """One kernel for any length computes them; without that, others may add in another order."""
+    split, norms, head = parted
+    x, w, b = torch.randn(2, sum(split), 23), torch.randn(sum(split), 4), torch.randn(sum(split))
+    words: dict[str, Any] = {"activation": "silu", "split": split, "norm": norms, "head": head}
+    zeros = torch.zeros(2, sum(split), 3)
+    with transconv.config.changed(sizes="any"):
+        want = causal_conv1d_fn(x, w, b, initial_states=zeros, **words)
+        for lengths in ([1, 20, 2], [8, 8, 7]):
+            state, made = zeros, list[tuple[Tensor, ...]]()
+            for part in x.split(lengths, -1):
+                y, state = causal_conv1d_fn(
+                    part.contiguous(), w, b, initial_states=state, return_final_states=True, **words
+                )
+                made.append(y)
+            assert all(map(torch.equal, [torch.cat(p, -1) for p in zip(*made, strict=True)], want))
+    assert transconv.stats(reset=True).native == {"causal_conv1d_fn any size": 7}
+
+
+def test_parts_that_nothing_needs_and_gradients_of_gradients() -> None:
+    split, norms, head = PARTED[1]
+    given = [drawn(1, 16, 5), drawn(16, 4)]
+    words: dict[str, Any] = {"split": split, "norm": norms, "head": head}
+    zeros = torch.zeros(1, 16, 3)
+    for last in (0, 2):
+        agree(
+            lambda x, w, at=last: causal_conv1d_fn(x, w, **words)[at],
+            lambda x, w, at=last: in_parts(whole(x, w, None, zeros, None), split, norms, head)[at],
+            given,
+        )
+    wide = [t.detach()[..., :2].double().requires_grad_() for t in given]
+    assert torch.autograd.gradgradcheck(lambda x, w: causal_conv1d_fn(x, w, **words)[1:], wide)
+
+
+def test_parts_in_a_graph() -> None:
+    words: dict[str, Any] = {"activation": "silu", "split": PARTED[1][0], "norm": "rms", "head": 4}
+    run = torch.compile(lambda x, w: causal_conv1d_fn(x, w, **words), backend="aot_eager", fullgraph=True)
+    agree(run, lambda x, w: causal_conv1d_fn(x, w, **words), [drawn(1, 16, 5), drawn(16, 4)])
+
+
+def test_torch_computes_the_same_parts() -> None:
+    x, w, (split, norms, head) = torch.randn(2, 16, 5), torch.randn(16, 4), PARTED[1]
+    transconv.config.cpu = "fallback"
+    made = causal_conv1d_fn(x, w, split=split, norm=norms, head=head)
+    want = in_parts(whole(x, w, None, torch.zeros(2, 16, 3), None), split, norms, head)
+    for a, b in zip(made, want, strict=True):
+        torch.testing.assert_close(a.double(), b, rtol=1e-5, atol=1e-5)

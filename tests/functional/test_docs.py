@@ -29,6 +29,10 @@ def texts() -> str:
     stats = library.Strided.dense((64,), f32)
     t, wide = library.Strided.dense((64,), i64), library.Strided.dense((256, 768), bf16)
     taken = [library.Strided.dense(n, bf16) for n in ((2, 64, 100), (64, 4), (64,), (2, 64, 3))] + [None]
+    whole = library.FeatureParts("silu", (64,), ("",), 1, 1e-6)
+    parts = library.FeatureParts("", (16, 48), ("", ""), 1, 1e-6)
+    split = [library.Strided.dense((2, n, 100), bf16) for n in parts.counts]
+    heads, two = library.FeatureParts("", (64,), ("l2",), 16, 1e-6), library.Strided.dense((64, 2), bf16)
     shown = {
         "softmax": library.softmax(x, 1),
         "log_softmax": library.log_softmax(x, 1),
@@ -67,9 +71,13 @@ def texts() -> str:
             image, 2, library.Strided.dense((8, 64, 7, 7), bf16)
         ),
         "linear": library.linear(x, wide, library.Strided.dense((256,), bf16), "gelu"),
-        "causal_window": library.causal_window(*taken[:5], "silu", taken[0]),
+        "causal_window": library.causal_window(*taken[:5], [taken[0]], whole),
+        "causal_window in parts": library.causal_window(*taken[:3], None, None, split, parts),
+        "causal_window with norms": library.causal_window(
+            taken[0], two, None, None, None, [taken[0]], heads
+        ),
         "causal_step": library.causal_step(
-            taken[0], taken[3], *taken[1:3], None, None, "silu", *taken[::3]
+            taken[0], taken[3], *taken[1:3], None, None, [taken[0]], taken[3], whole
         ),
     }
     written = {name: "\n\n".join([f.text, *(g.text for g in f.gradients)]) for name, f in shown.items()}

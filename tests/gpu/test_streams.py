@@ -79,6 +79,67 @@ def test_a_step_in_a_cuda_graph(ring: int) -> None:
 
 
 @pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("norm", [None, ["l2", "rms", None]])
+def test_parts_of_a_result(last: bool, kind: torch.dtype, norm: list[str | None] | None) -> None:
+    """Results, gradients, steps in a CUDA graph, and the bits of pieces by one kernel for all lengths."""
+    torch.manual_seed(0)
+    split, head, t = [128, 128, 256], 64, 300
+    x = torch.randn(2, 512, t, device="cuda", dtype=kind)
+    x = x.transpose(1, 2).contiguous().transpose(1, 2) if last else x
+    w, b = torch.randn(512, 4, device="cuda", dtype=kind), torch.randn(512, device="cuda", dtype=kind)
+    words = {"activation": "silu", "split": split, "norm": norm, "head": head}
+
+    def exact(x: Tensor, w: Tensor, b: Tensor) -> list[Tensor]:
+        made = [*F.silu(F.conv1d(F.pad(x, (3, 0)), w[:, None], b, groups=512)).split(split, 1)]
+        for i, own in enumerate(norm or ()):
+            if own:
+                wide = made[i].unflatten(1, (-1, head))
+                square = wide.square().sum(2, keepdim=True) / (head if own == "rms" else 1)
+                made[i] = (wide * torch.rsqrt(square + 1e-6)).flatten(1, 2)
+        return made
+
+    given = [g.requires_grad_() for g in (x, w, b)]
+    wide = [g.detach().double().requires_grad_() for g in given]
+    mine, want = causal_conv1d_fn(*given, **words), exact(*wide)
+    near = 1e-5 if kind is torch.float32 else 2e-2
+    for a, e in zip(mine, want, strict=True):
+        torch.testing.assert_close(a.double(), e, rtol=near, atol=near)
+    flows = [torch.randn_like(a) for a in mine]
+    pairs = zip(
+        torch.autograd.grad(mine, given, flows),
+        torch.autograd.grad(want, wide, [f.double() for f in flows]),
+        strict=True,
+    )
+    for a, e in pairs:
+        assert (a.double() - e).abs().max() <= near * e.abs().max()
+    assert "causal_conv1d_fn_gradient" in str(transconv.stats(reset=True))
+    x, w, b = (g.detach() for g in given)
+    state, step = torch.zeros(2, 512, 3, device="cuda", dtype=kind), x[..., 0].clone()
+    causal_conv1d_update(step, state, w, b, **words)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        made = causal_conv1d_update(step, state, w, b, **words)
+    state.zero_()
+    for at in range(4):
+        step.copy_(x[..., at])
+        graph.replay()
+        for a, e in zip(made, want, strict=True):
+            torch.testing.assert_close(a.double(), e[..., at], rtol=near, atol=near)
+    with transconv.config.changed(sizes="any"), torch.no_grad():
+        before = torch.zeros(2, 512, 3, device="cuda", dtype=kind)
+        one = causal_conv1d_fn(x, w, b, initial_states=before, **words)
+        pieces = list[tuple[Tensor, ...]]()
+        for part in x.split([1, 100, 3, 196], -1):
+            part = torch.empty_like(part).copy_(part)
+            y, before = causal_conv1d_fn(
+                part, w, b, initial_states=before, return_final_states=True, **words
+            )
+            pieces.append(y)
+    assert all(map(torch.equal, [torch.cat(p, -1) for p in zip(*pieces, strict=True)], one))
+
+
+@pytest.mark.parametrize("last", [False, True])
 def test_gradients(last: bool) -> None:
     n, c, t, k = 2, 128, 300, 4
     torch.manual_seed(0)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from unittest.mock import patch
 
 import pytest
 import torch
 from torch import nn
 
-from tests.graph.meant import traced
+from tests.graph.meant import LateLink, traced
 from tests.graph.networks import Gated
 from tests.graph.rank_threads import on_ranks
 from tests.graph.test_pieces import (
@@ -43,10 +44,11 @@ TRACES = threading.Lock()  # torch traces one graph at a time, and has one state
 
 
 def called(
-    ranks: MeshRanks, model: nn.Module, x: Tensor, bound: int, over: str, step: bool
+    ranks: MeshRanks, model: nn.Module, x: Tensor, bound: int, over: str, step: bool, host: int = 0
 ) -> tuple[list[Tensor], BoundReport]:
-    """The result of a rank within a bound, with the gradients of a ``step``, and its report."""
-    asked = MemoryBound(bound, str(bound), over, 0, ranks=ranks)
+    """The result of a rank within a bound, with the gradients of a ``step``, and its report. ``host``:
+    bytes in which tensors may wait, and are copied late."""
+    asked = MemoryBound(bound, str(bound), over, host, {x.device: LateLink()}, ranks=ranks)
     with torch.set_grad_enabled(step):
         given = x.detach().clone().requires_grad_(step)
         with TRACES:
@@ -70,7 +72,13 @@ def seeded(make: Made) -> nn.Module:
 
 
 def dealt(
-    make: Made, shape: tuple[int, ...], over: str, share: float, ranks: int, step: bool = False
+    make: Made,
+    shape: tuple[int, ...],
+    over: str,
+    share: float,
+    ranks: int,
+    step: bool = False,
+    host: int = 0,
 ) -> list[BoundReport]:
     """Compare a model, or a training ``step``, over ranks, whose own tensors take this share of those of
     the whole at most, with the model in one piece. The report of each rank."""
@@ -84,7 +92,7 @@ def dealt(
         last = one.plans[-1]
         bound = int(last.beside + (last.peak - last.beside) * share)
         own = [seeded(make).train(step) for _ in range(ranks)]
-        found, sent = on_ranks(ranks, lambda at: called(at, own[at.number], x, bound, over, step))
+        found, sent = on_ranks(ranks, lambda at: called(at, own[at.number], x, bound, over, step, host))
     for results, report in found:
         assert [torch.equal(a, b) for a, b in zip(results, whole, strict=True)] == [True] * len(whole)
         assert report.peak <= bound
@@ -182,29 +190,53 @@ def test_each_rank_of_pools_takes_what_was_predicted() -> None:
     predicts(*MODELS["pools"], 2)
 
 
-def predicts(make: Made, shape: tuple[int, ...], over: str, ranks: int) -> None:
-    """Compare what each rank allocates within the least bound with what was predicted."""
+def predicts(
+    make: Made, shape: tuple[int, ...], over: str, ranks: int, host: int = 0
+) -> list[BoundReport]:
+    """Compare what each rank allocates within the least bound with what was predicted, and its result with
+    that of one piece. The report of each."""
     models, x = [seeded(make).eval() for _ in range(ranks)], torch.randn(shape)
 
     def refused(own: MeshRanks) -> int:
         with pytest.raises(Unsupported) as e:
-            called(own, models[own.number], x, 1, over, False)
+            called(own, models[own.number], x, 1, over, False, host)
         return least(e.value)
 
     def taken(own: MeshRanks) -> tuple[int, BoundReport]:
-        asked = MemoryBound(bound, str(bound), over, 0, ranks=own)
+        link = LateLink()
+        asked = MemoryBound(bound, str(bound), over, host, {x.device: link}, ranks=own)
         with TRACES:
             run = traced(Tupled(models[own.number]), [x], within=asked)  # type: ignore[arg-type]
         for _ in range(2):
             with torch.no_grad(), LiveBytes() as live:
-                run(x)
-        return live.most + next(iter(asked.plans.values())).beside, BoundReport(
-            asked, (*asked.plans.values(),)
-        )
+                (made,) = run(x)
+            assert torch.equal(made, whole)
+        report = BoundReport(asked, (*asked.plans.values(),))
+        assert sum(b.nbytes for b in link.buffers) == report.pinned
+        return live.most + report.plans[0].beside, report
 
     with apart(), meaning(), counted(False):
+        whole, _ = pieces(models[0], x, 1 << 60, over)
         (bound, *others), _ = on_ranks(ranks, refused)
         assert others == [bound] * (ranks - 1)
         found, _ = on_ranks(ranks, taken)
     most = [own for own, _ in found]
     assert max(most) <= found[0][1].peak <= bound and max(most) >= 0.97 * found[0][1].peak, found[0][1]
+    return [report for _, report in found]
+
+
+@pytest.mark.parametrize(("ranks", "rows"), [(2, 27), pytest.param(3, 64, marks=pytest.mark.slow)])
+def test_tensors_of_ranks_that_wait_in_host_memory(ranks: int, rows: int) -> None:
+    """Each rank pins the rows that it has, less than the whole; halos come to the device and go back."""
+    reports = predicts(lambda: Gated(CONV, 8, 1, 2), (1, 2, rows, 10), "h", ranks, 1 << 40)
+    plan = reports[0].plans[0]
+    assert plan.waits and plan.ranks == ranks
+    assert any(plan.room(m, r) != m.all for m in plan.waits for r in range(ranks))
+    assert all(r.pinned < sum(1 << (m.bytes - 1).bit_length() for m in plan.waits) for r in reports)
+    assert plan.text != replace(plan, waits={}).text, "ranks compare what waits"
+
+
+@pytest.mark.slow
+def test_a_training_step_over_ranks_whose_tensors_wait() -> None:
+    reports = dealt(lambda: Gated(CONV, 8, 1, 1), (1, 2, 54, 9), "h", 0.5, 2, True, 1 << 40)
+    assert all(report.plans[-1].waits for report in reports)

@@ -6,7 +6,6 @@ import copy
 import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -327,6 +326,16 @@ def test_a_bound_that_is_too_small_says_the_least() -> None:
     assert e.value.reason == "within:memory" and "convolution" in str(e.value)
 
 
+def test_a_refusal_names_what_goes_over_a_whole_axis() -> None:
+    """A softmax of rows does, a group norm does not: its sums of blocks do."""
+    first, last = nn.Conv2d(2, 8, 3, padding=1), nn.Conv2d(8, 2, 3, padding=1)
+    for middle, named in ((nn.Softmax(2), True), (nn.GroupNorm(2, 8), False)):
+        run = transconv.within(nn.Sequential(first, middle, last), 3000, "h")
+        with torch.no_grad(), pytest.raises(Unsupported, match="are needed along h") as e:
+            run(torch.randn(1, 2, 32, 8))
+        assert ("read all along h" in str(e.value)) is named, str(e.value)
+
+
 def test_arguments_that_are_refused() -> None:
     with pytest.raises(ValueError, match="memory='8 apples'; expected bytes, a text such as \"8 GB\""):
         transconv.within(nn.Identity(), "8 apples")
@@ -336,9 +345,6 @@ def test_arguments_that_are_refused() -> None:
         transconv.within(nn.Identity(), over="c")
     with pytest.raises(ValueError, match="ranks=2; expected a DeviceMesh of one dim, or None"):
         transconv.within(nn.Identity(), ranks=2)
-    with pytest.raises(ValueError, match="over ranks no tensors wait in host memory; expected host=0"):
-        mesh = SimpleNamespace(ndim=1, get_local_rank=lambda: 0, get_coordinate=lambda: (0,))
-        transconv.within(nn.Identity(), host="1 GB", ranks=mesh)
     with pytest.raises(TypeError, match="expected a module or a function, got int"):
         transconv.within(3)  # type: ignore[arg-type]
 

@@ -67,10 +67,10 @@ def class_of(
 
 
 def by_torch(
-    function: Callable[..., Tensor],
+    function: Callable[..., Tensor | Sequence[Tensor]],
     given: Sequence[Tensor],
     wanted: Sequence[bool],
-    grad: Tensor,
+    grad: Tensor | Sequence[Tensor],
     differentiable: bool,
 ) -> list[Tensor | None]:
     """The gradients of the ``wanted`` operands of a function, in torch's operations; None for the others.

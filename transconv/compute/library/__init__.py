@@ -1,6 +1,7 @@
 """Generators of computations: from shapes, strides and types of any rank and layout to the text of a
 function of torch and the texts of its gradients. See Formula."""
 
+from transconv.compute.library.causal import FeatureParts as FeatureParts
 from transconv.compute.library.causal import causal_step as causal_step
 from transconv.compute.library.causal import causal_window as causal_window
 from transconv.compute.library.norms import batch_norm as batch_norm

@@ -90,7 +90,7 @@ class NamedSpace:
     """A space of named dims, and tensors placed in it. A tensor's dim of size 1 is left out: the tensor is
     broadcast along that dim of the space. ``called``: for tensors that are placed twice, the name of the
     first; ``keeps``: names whose dims of size 1 stay; ``numbers``: names whose sizes are numbers in every
-    form of a text."""
+    form of a text, and coordinates of dims whose sizes are."""
 
     def __init__(
         self,
@@ -152,7 +152,7 @@ class NamedSpace:
             if all(d in own and self._has(t, own[d], d) for d in group):
                 parts.append(([own[d] for d in group], axis))
         parts += [([i], d) for d, i in own.items() if isinstance(d, str)]
-        parts.sort(key=lambda p: -t.strides[p[0][-1]])
+        parts.sort(key=lambda p: (-t.strides[p[0][-1]], p[0][-1]))  # as the tensor has them, of one stride
         kept = [i for group, _ in parts for i in group]
         order = tuple(i for i in range(len(t.shape)) if i not in kept) + tuple(kept)
         return TensorView(
@@ -302,8 +302,9 @@ class _PageWords(dict[str, Any]):
 
 @dataclass(frozen=True, slots=True)
 class Gradient:
-    """A text that reads operands, results, ``G`` (the gradient of the first result) and tensors that
-    earlier gradients store. ``of``: the stored tensors that are gradients, each with its operand."""
+    """A text that reads operands, results, ``G`` (the gradient of the first result), those of others, and
+    tensors that earlier gradients store. ``of``: the stored tensors that are gradients, each with its
+    operand."""
 
     text: str
     of: Mapping[str, str]
@@ -314,7 +315,8 @@ class LibraryFormula:
     """The result of a library function. ``page``: shapes, strides and types of all tensors by name.
     ``given``: the operands, in the order of a call. ``results``: the tensors that the caller gets;
     gradients read the others that the text stores. ``together``: all gradients by one text, where that
-    reads what they share only once."""
+    reads what they share only once. ``flows``: the gradients of as many of the results, the first ones;
+    the others have none."""
 
     page: NamedSpace
     text: str
@@ -322,6 +324,7 @@ class LibraryFormula:
     results: tuple[str, ...] = ("Y",)
     gradients: tuple[Gradient, ...] = field(default=())
     together: Gradient | None = None
+    flows: tuple[str, ...] = ("G",)
 
 
 def held(dtype: DType) -> DType:
@@ -414,7 +417,11 @@ def _dims(page: NamedSpace, name: str) -> list[str]:
     """The sizes of a tensor's dims."""
     seen = page.seen[name]
     return [
-        _name(page, c) if c in page.groups else f"{n}" if c in ("0", "one") else f"{name}{i}"
+        _name(page, c)
+        if c in page.groups
+        else f"{n}"
+        if c in {"0", "one"} | page.numbers
+        else f"{name}{i}"
         for i, (c, n) in enumerate(zip(seen.coords, seen.sizes, strict=True))
     ]
 

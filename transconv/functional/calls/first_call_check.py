@@ -126,13 +126,18 @@ def _hold(route: FunctionCall, given: Sequence[Tensor]) -> None:
             # A generator of its own leaves the program's random state alone. The gradient is drawn
             # because that of a norm is rounding alone where it equals the normalized tensor.
             own = torch.Generator(device).manual_seed(SEED)
-            g = torch.randn(results[0].shape, generator=own, dtype=results[0].dtype, device=device)
+            flows = [
+                torch.randn(t.shape, generator=own, dtype=t.dtype, device=device)
+                for t in results[: len(bound.flows)]
+            ]
             with torch.no_grad():
-                made = route.gradients_of([values[n] for n in bound.saved], g)
+                made = route.gradients_of([values[n] for n in bound.saved], flows)
             if not large:
                 of = [t for t in leaves if t.requires_grad]
-                wanted = torch.autograd.grad(want[0], of, g.to(want[0].dtype))
-                _compare(route, [t for t in made if t is not None], wanted, float(g.abs().sum()))
+                pairs = [*zip(want, flows, strict=False)]
+                wanted = torch.autograd.grad([w for w, _ in pairs], of, [g.to(w.dtype) for w, g in pairs])
+                scale = sum(float(g.abs().sum()) for g in flows)
+                _compare(route, [t for t in made if t is not None], wanted, scale)
 
 
 def _wide(t: Tensor) -> Tensor:

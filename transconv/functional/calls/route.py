@@ -152,9 +152,9 @@ class FunctionCall(Route):
             return None
         bound, step, found = self.bound, self.step, self.functions.get(saves)
         if found is None and bound is not None and step is not None and (begun := step.begun()):
-            found = self.functions[saves] = launching(
-                _empty, bound.operands, begun, bound.results, bound.saved if saves else None
-            )
+            kept, flows = bound.saved if saves else None, len(bound.flows)
+            run = launching(_empty, bound.operands, begun, bound.results, kept, flows)
+            found = self.functions[saves] = run
             if self.trial is not None and self.rival is not None:
                 found = self.functions[saves] = self.trial.alternating(found, self._by(self.rival, saves))
         return found
@@ -171,17 +171,18 @@ class FunctionCall(Route):
         return found and run
 
     def written_back(
-        self, saved: Sequence[Tensor], grad: Tensor
+        self, saved: Sequence[Tensor], grads: Sequence[Tensor]
     ) -> Callable[..., tuple[Any, ...] | None] | None:
-        """``gradients_of`` as a function of the result's gradient and the saved values, for tensors like
+        """``gradients_of`` as a function of the results' gradients and the saved values, for tensors like
         these. None before the first launches, and for tensors that no guard tells from others."""
         bound, begun = self.bound, [step.begun() for step in self.gradients]
         there = [one for one in begun if one is not None]
-        check = check_of(grad, *saved) if bound is not None and len(there) == len(begun) else None
+        check = check_of(*grads, *saved) if bound is not None and len(there) == len(begun) else None
         if bound is None or check is None:
             return None
         results = [f"d{n}" if on else "None" for n, on in zip(bound.operands, bound.wanted, strict=True)]
-        return gradients(self, _empty, guard_of(self, check, back=True), bound.saved, there, results)
+        found = guard_of(self, check, back=True)
+        return gradients(self, _empty, found, bound.saved, there, results, bound.flows)
 
     def forward(self, given: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], Values]:
         """The results of the operands, and all values by name."""
@@ -191,8 +192,8 @@ class FunctionCall(Route):
         step.run(values)
         return tuple([values[name] for name in bound.results]), values
 
-    def gradients_of(self, saved: Sequence[Tensor], grad: Tensor) -> tuple[Tensor | None, ...]:
-        """The gradients of the operands from the saved values, None where none is wanted. The result's
+    def gradients_of(self, saved: Sequence[Tensor], grads: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
+        """The gradients of the operands from the saved values, None where none is wanted. A result's
         gradient is copied if its strides differ from the result's, as are values that hooks of autograd
         kept in other memory."""
         bound = self.bound
@@ -202,7 +203,8 @@ class FunctionCall(Route):
         values = {
             name: _as_kept(t, like[name], self.aligned) for name, t in zip(bound.saved, saved, strict=True)
         }
-        values["G"] = _as_kept(grad, like[bound.results[0]], self.aligned)
+        for flow, name, grad in zip(bound.flows, bound.results, grads, strict=False):
+            values[flow] = _as_kept(grad, like[name], self.aligned)
         for step in self.gradients:
             step.run(values)
         return tuple(
@@ -387,14 +389,15 @@ def launching(
     begun: StartableKernel,
     results: Sequence[str],
     saved: Sequence[str] | None,
+    flows: int = 1,
 ) -> Callable[..., Any]:
     """A function of the operands, after autograd's context where ``saved`` says what to keep there, to the
-    results; a single one alone."""
+    results, the first ``flows`` of which have gradients; a single one alone."""
     lines = begun.lines(0)
     if saved is not None:
         lines.append(f"ctx.to_save = {listed(saved)}")  # as save_for_backward does
-    if saved is not None and len(results) > 1:
-        lines.append(f"ctx.non_differentiable = {listed(results[1:])}")
+    if saved is not None and len(results) > flows:
+        lines.append(f"ctx.non_differentiable = {listed(results[flows:])}")
     return written(
         f"run({', '.join([*['ctx'] * (saved is not None), *operands])})",
         lines,
@@ -410,15 +413,16 @@ def gradients(
     saved: Sequence[str],
     begun: Sequence[StartableKernel],
     results: Sequence[str],
+    flows: Sequence[str] = ("G",),
 ) -> Callable[..., tuple[Any, ...] | None]:
-    """A function of the result's gradient ``G`` and the saved tensors, to the operands' gradients
+    """A function of the results' gradients ``flows`` and the saved tensors, to the operands' gradients
     ``results``; None for tensors of another kind than those of the guard."""
     known: dict[str, Any] = {"route": route, "empty": empty, **found.known()}
     lines = ["route.calls_back += 1"]
     for at, one in enumerate(begun):
         lines += one.lines(at)
         known |= one.known(at)
-    names = ["G", *saved]
+    names = [*flows, *saved]
     return written(
         f"run({', '.join(names)})",
         [found.tests(names), *lines, f"return {listed(results)}"],

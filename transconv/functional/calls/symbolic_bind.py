@@ -123,6 +123,7 @@ class BoundCall:
     arity: int  # of the function: tensors, present or not
     places: tuple[int, ...]  # of the operands among them
     operands: tuple[str, ...]
+    flows: tuple[str, ...]  # the gradients of results, of the first ones
     memory: dict[str, TensorMemory]  # of the operands
     seen: dict[str, library.TensorView]
     forward: BoundText
@@ -208,24 +209,12 @@ def bound_of(
         raise Unsupported(f"gradient:{f.name}", f"{f.name} has no gradient of {' '.join(sorted(chosen))}")
     made = {name for s in backward for name in s.stored}
     read = {name for s in backward for name in s.given}
-    between = read - made - {*formula.given, "G"}  # stored by the forward text
+    between = read - made - {*formula.given, *formula.flows}  # stored by the forward text
     less = f.again is not None or (f.linear and not between)
     kept = read if less else read | {*formula.given} - {*f.passing}
-    saved = tuple(sorted(kept - made - {"G"})) if chosen else ()
-    return BoundCall(
-        f,
-        numbers,
-        len(given),
-        places,
-        formula.given,
-        memory,
-        formula.page.seen,
-        forward,
-        formula.results,
-        backward,
-        saved,
-        wanted,
-    )
+    saved = tuple(sorted(kept - made - {*formula.flows})) if chosen else ()
+    call = f, numbers, len(given), places, formula.given, formula.flows, memory, formula.page.seen
+    return BoundCall(*call, forward, formula.results, backward, saved, wanted)
 
 
 def _results(f: PublicFunction, tensors: Sequence[Tensor | None], numbers: Numbers) -> tuple[Tensor, ...]:

@@ -251,13 +251,13 @@ class Apply(torch.autograd.Function):
         bound: BoundCall = how.bound if routed else how
         ctx.save_for_backward(*[values[name] for name in bound.saved])
         if len(results) > 1:
-            ctx.mark_non_differentiable(*results[1:])
+            ctx.mark_non_differentiable(*results[len(bound.flows) :])
             return results
         return results[0]
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> Any:
-        return None, *_gradients(ctx.how, ctx.saved_tensors, grad)
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        return None, *_gradients(ctx.how, ctx.saved_tensors, grads)
 
 
 apply: Any = super(torch.autograd.Function, Apply).apply
@@ -270,40 +270,44 @@ def function_of(route: FunctionCall) -> Callable[..., Any] | None:
     if forward is None:
         return None
 
-    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> Any:
+    count = len(route.bound.flows) if route.bound is not None else 1
+
+    def backward(ctx: Any, *grads: Tensor) -> Any:
         saved = ctx.saved_tensors
         entry = route.entry_back
-        if entry is not None and not _compiling() and (found := entry(grad, *saved)) is not None:
-            return found
-        return _gradients(route, saved, grad)
+        if entry is not None and not _compiling():
+            if (found := entry(*grads[:count], *saved)) is not None:
+                return found
+        return _gradients(route, saved, grads)
 
     return class_of(forward, backward, f"{''.join(map(str.title, route.name.split('_')))}Function")
 
 
-def _gradients(how: Any, saved: Sequence[Tensor], grad: Tensor) -> tuple[Tensor | None, ...]:
-    """The gradients of the operands of a Route, or of a Bound."""
+def _gradients(how: Any, saved: Sequence[Tensor], grads: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
+    """The gradients of the operands of a Route, or of a Bound, from those of its results."""
     routed = how.__class__ is FunctionCall
     bound: BoundCall = how.bound if routed else how
-    again, batched = _grad_enabled(), is_batched(grad)
-    if not again and not batched and routed and not how.hands_gradients and not _watched(grad):
-        found: tuple[Tensor | None, ...] = how.gradients_of(saved, grad)
+    grads = grads[: len(bound.flows)]
+    again, batched = _grad_enabled(), any(map(is_batched, grads))
+    if not again and not batched and routed and not how.hands_gradients and not any(map(_watched, grads)):
+        found: tuple[Tensor | None, ...] = how.gradients_of(saved, grads)
         if how.entry_back is None:  # for gradients like these
-            how.entry_back = how.written_back(saved, grad)
+            how.entry_back = how.written_back(saved, grads)
         return found
     values = dict(zip(bound.saved, saved, strict=True))
     if again:
         what = f"the gradient of {bound.function.name} that has a gradient itself"
         stats.refuse_invariant("torch", f"torch would compute {what}")
-        return _again(bound, values, grad)
+        return _again(bound, values, grads)
     handed = how.hands_gradients if routed else bound.adds and deterministic()
     if batched or handed:
         stats.handed_over(
             "deterministic:add" if handed else "transform:batched", f"{bound.function.name}_gradient"
         )
-        return _again(bound, values, grad, differentiable=False)
+        return _again(bound, values, grads, differentiable=False)
     bound = bound.exact()
-    memory = bound.forward.stored[bound.results[0]]
-    values["G"] = grad.expand(memory.shape)
+    for flow, name, grad in zip(bound.flows, bound.results, grads, strict=False):
+        values[flow] = grad.expand(bound.forward.stored[name].shape)
     for step in bound.backward:
         run(bound, step, values)
     return tuple(
@@ -317,24 +321,24 @@ def _watched(grad: Tensor) -> bool:
 
 
 def _again(
-    bound: BoundCall, values: Values, grad: Tensor, differentiable: bool = True
+    bound: BoundCall, values: Values, grads: Sequence[Tensor], differentiable: bool = True
 ) -> tuple[Tensor | None, ...]:
     """Gradients in torch's operations, which themselves can be differentiated if ``differentiable``."""
     f = bound.function
     if f.again is not None:
-        return f.again(values, bound.numbers, grad)
+        return f.again(values, bound.numbers, grads[0])
     given = [
         values[name]
         if name in values
-        else torch.zeros((), dtype=m.dtype, device=grad.device).expand(m.shape)
+        else torch.zeros((), dtype=m.dtype, device=grads[0].device).expand(m.shape)
         for name, m in bound.memory.items()
     ]
     return tuple(
         by_torch(
-            lambda *own: as_tuple(f.torch(*bound.spread(own), *bound.numbers))[0],
+            lambda *own: as_tuple(f.torch(*bound.spread(own), *bound.numbers))[: len(grads)],
             given,
             bound.wanted,
-            grad,
+            grads,
             differentiable,
         )
     )

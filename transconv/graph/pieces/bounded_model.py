@@ -45,12 +45,11 @@ def within(
 
     ``host``: the pinned host memory, as ``memory``, in which tensors may wait between passes, where the
     bound cannot be met without, or where that is estimated to take less time; 0: none; default: half of
-    what is free there at the first call.
+    what is free there at the first call. Of several ranks that of each; the half is divided among them.
 
     ``ranks``: a DeviceMesh of one dim, whose ranks share the work: each runs neighbouring pieces of its
     own, and has a part of what is kept between; the bound is that of each. Every rank calls the model with
-    the same input, and has the whole result, with every bit of that of one process. Nothing waits in host
-    memory then.
+    the same input, and has the whole result, with every bit of that of one process.
 
     The first call of each shape finds the pieces. It raises Unsupported where no number of pieces stays
     within the bound, with the least that would do. ``report()`` tells what was found.
@@ -62,11 +61,11 @@ def within(
     if over is not None and over not in AXES:
         raise ValueError(f"over={one_line(repr(over))}; expected one of {', '.join(AXES)}, or None")
     room = None if host is None else _bytes(host, "host", 0)
-    bound = MemoryBound(_bytes(memory), str(memory), over or "", room, ranks=_ranks(ranks, room))
+    bound = MemoryBound(_bytes(memory), str(memory), over or "", room, ranks=_ranks(ranks))
     return BoundedModel(getattr(model, "_orig_mod", model), bound)
 
 
-def _ranks(mesh: Any, host: int | None) -> RankGroup | None:
+def _ranks(mesh: Any) -> RankGroup | None:
     """The ranks of a mesh of one dim; None for none. Raises ValueError."""
     if mesh is None:
         return None
@@ -74,8 +73,6 @@ def _ranks(mesh: Any, host: int | None) -> RankGroup | None:
         raise ValueError(f"ranks={one_line(repr(mesh))}; expected a DeviceMesh of one dim, or None")
     if mesh.get_coordinate() is None:
         raise ValueError(f"ranks={one_line(repr(mesh))}: this process is none of them")
-    if host:
-        raise ValueError(f"host={host}: over ranks no tensors wait in host memory; expected host=0")
     room: Any = import_module("transconv.distributed.ranks")  # which imports DTensor
     found: RankGroup = room.MeshRanks(mesh)
     return found

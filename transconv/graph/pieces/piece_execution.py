@@ -98,9 +98,9 @@ class HostLink:
                 "it by host=, or have no tensors wait there (host=0)",
             ) from error
 
-    def room(self, number: int, memory: StepMemory) -> PartMemory:
-        """The beginning of a buffer, as a tensor."""
-        return PartMemory(self.buffers[number][: memory.bytes].view(memory.dtype), memory.all)
+    def room(self, number: int, memory: StepMemory, part: TensorPart) -> PartMemory:
+        """The beginning of a buffer, as a part of a tensor."""
+        return PartMemory(self.buffers[number][: memory.part_bytes(part)].view(memory.dtype), part)
 
     def begin(self, pairs: Pairs, up: bool) -> Any:
         """Begin copies to the first ones from the second ones; ``up``: to the device. The end's event."""
@@ -274,23 +274,32 @@ class PieceRun:
 
     def swap(self, memory: StepMemory, owned: Sequence[AxisSpan]) -> None:
         """Send what other ranks have room for of what this one owns of a tensor, and receive what it has
-        room for: each run of consecutive elements from where it is to where it belongs, without copies."""
+        room for: each run of consecutive elements from where it is to where it belongs, without copies. Of
+        a tensor that waits in host memory these parts come to the device first, and go back."""
         assert self.ranks is not None
-        needed = [self.plan.room(memory, rank).along for rank in range(self.plan.ranks)]
-        room, own, others = self.rooms[memory], self.rank, {*range(self.plan.ranks)} - {self.rank}
-        both = [(r, owned[own].within(needed[r]), owned[r].within(needed[own])) for r in sorted(others)]
+        far = self.waiting(memory) if memory in self.plan.waits else None
+        sides, copies = list[list[tuple[int, Tensor]]](), list[Pairs]()
+        for parts in self.plan.exchanged(memory, owned, self.rank):
+            there = [(r, p, self.empty(memory, p) if far else self.rooms[memory]) for r, p in parts]
+            sides.append([(r, run) for r, p, near in there for run in near.runs(memory, p)])
+            away = [run for _, p, _ in there for run in far.runs(memory, p)] if far else []
+            copies.append([*zip((run for _, run in sides[-1]), away, strict=False)])
+        if copies[0] and self.link is not None:
+            self.link.end(self.link.begin(copies[0], True))
+        self.ranks.exchange(*sides)
+        if copies[1] and self.link is not None:
+            self.link.end(self.link.begin([(into, near) for near, into in copies[1]], False))
 
-        def runs(spans: Sequence[tuple[int, AxisSpan]]) -> list[tuple[int, Tensor]]:
-            return [(r, run) for r, at in spans if at.size for run in room.runs(memory, TensorPart(at))]
-
-        self.ranks.exchange(runs([(r, at) for r, at, _ in both]), runs([(r, at) for r, _, at in both]))
+    def waiting(self, memory: StepMemory) -> PartMemory:
+        """What this rank has in host memory of a tensor that waits."""
+        assert self.link is not None
+        return self.link.room(self.plan.waits[memory], memory, self.plan.room(memory, self.rank))
 
     def move(self, memory: StepMemory, span: TensorPart, up: bool) -> None:
         """Begin the copies of a part from host memory, or to it."""
         assert self.link is not None
         made = self.empty(memory, span) if up else self.parts.pop(memory)
-        waits = self.link.room(self.plan.waits[memory], memory)
-        near, far = made.runs(memory, span), waits.runs(memory, span)
+        near, far = made.runs(memory, span), self.waiting(memory).runs(memory, span)
         pairs = [*zip(near, far, strict=True)] if up else [*zip(far, near, strict=True)]
         self.moving[memory, up] = made, self.link.begin(pairs, up)
 

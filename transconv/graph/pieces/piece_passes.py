@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from transconv.compute import AxisSpan
 from transconv.graph.pieces.demands import LAUNCH_US, NOTHING, Demand, PassResults, demand, is_alone
-from transconv.graph.pieces.step_graph import Step, StepMemory, TensorPart
+from transconv.graph.pieces.step_graph import SHARE, Step, StepMemory, TensorPart
 
 NO_RESULTS = PassResults((), ())
 NO_PART = TensorPart(NOTHING)
@@ -30,7 +30,8 @@ class MemoryAct(NamedTuple):
     arrive  which what follows waits for
     send    a span of the part begins to be copied to host memory; the part goes when the copy has ended,
     sent    which what follows waits for
-    swap    what ranks made of it goes to those that have room for it; of a statistic of the ``step``
+    swap    what ranks made of it goes to those that have room for it; of a statistic of the ``step``;
+            of what waits in host memory, by memory on the device for a span as large
 
     ``parts``: the tensors that the piece, or the rank, has parts of."""
 
@@ -241,6 +242,17 @@ class PiecePlan:
         span = self.rooms[rank].get(memory) if self.rooms else None
         return memory.all if span is None else TensorPart(span)
 
+    def exchanged(
+        self, memory: StepMemory, owned: Sequence[AxisSpan], rank: int
+    ) -> tuple[list[tuple[int, TensorPart]], ...]:
+        """The parts of a tensor, of which ranks have made what is ``owned``, that a rank sends to others,
+        and those that it receives, each with the other's number."""
+        room = [self.room(memory, r).along for r in range(self.ranks)]
+        others = [r for r in range(self.ranks) if r != rank]
+        sent = [(r, TensorPart(owned[rank].within(room[r]))) for r in others]
+        received = [(r, TensorPart(owned[r].within(room[rank]))) for r in others]
+        return tuple([(r, p) for r, p in side if p.along.size] for side in (sent, received))
+
     @property
     def text(self) -> str:
         """The plan in a line, for ranks to compare."""
@@ -248,7 +260,9 @@ class PiecePlan:
         cuts = [(p.pieces, p.columns, len(p.over), [s.name for s in p.whole]) for p in self.passes]
         own = [(str(p.compute), str(p.schedule)) for s in self.steps for p in s.parts]
         rooms = [sorted((m.name, *s) for m, s in self.rooms[r].items()) for r in range(len(self.rooms))]
-        digest = hashlib.blake2b(repr((names, cuts, own, rooms, self.beside)).encode(), digest_size=8)
+        waits = [*((m.name, n) for m, n in self.waits.items()), *self.buffers]
+        told = names, cuts, own, rooms, self.beside, waits
+        digest = hashlib.blake2b(repr(told).encode(), digest_size=8)
         way = (
             f"along {self.axes}, {self.peak} bytes at most" if self.over else f"{self.peak} bytes at most"
         )
@@ -264,7 +278,12 @@ class PiecePlan:
         """What happens while the most is there, in words."""
         worst = max(self.passes, key=lambda p: p.peak)
         count = worst.pieces * worst.columns
-        return f"{worst.largest} runs, {'whole' if count == 1 else f'in {count} pieces'}"
+        found = f"{worst.largest} runs, {'whole' if count == 1 else f'in {count} pieces'}"
+        reads = [(s.name, s.operands[n].memory) for s in self.steps for n in s.needs_whole]
+        large = [name for name, m in reads if m.digit and not _is_sums(m)]
+        names = [*dict.fromkeys(large)]
+        more = f" and {len(names) - 3} more" * (len(names) > 3)
+        return found + f"; {', '.join(names[:3])}{more} read all along {self.axes}" * bool(names)
 
     @property
     def whole(self) -> bool:
@@ -290,6 +309,11 @@ class PiecePlan:
         """By how many bytes the passes exceed a bound: the worst one, and all together."""
         each = [max(0, p.peak - bound) for p in self.passes]
         return max(each, default=0), sum(each)
+
+
+def _is_sums(memory: StepMemory) -> bool:
+    """Whether a tensor has the sums of blocks."""
+    return any(memory.bytes * SHARE <= m.bytes for s in memory.makers for m in s.given)
 
 
 def enter_rooms(plan: PiecePlan, known: KnownPasses, rank: int) -> None:
@@ -374,7 +398,9 @@ class Held:
             self._enter(LEAVES[kind], m, 0)
         elif kind == "fetch":
             self._enter("ahead", m, m.part_bytes(act.span))
-        elif kind not in ("write", "swap"):
+        elif kind == "swap":
+            self.most = max(self.most, self.now + m.part_bytes(act.span) * bool(act.span.along.size))
+        elif kind != "write":
             self._enter(kind, m, m.part_bytes(act.span) if act.span.along.size else 0)
             if kind == "part" and ("whole", m) not in self.known:
                 self._enter("tail", m, 0)
@@ -444,10 +470,12 @@ def acts(
         yield len(pieces), MemoryAct("move", m)
     for m, s in p.dealt if plan.ranks > 1 and ends else ():
         if plan.last[m] > p.level:
-            if m not in alive:
+            if m not in alive and m not in plan.waits:
                 alive.add(m)
                 yield len(pieces), MemoryAct("whole", m)
-            yield len(pieces), MemoryAct("swap", m, NO_PART, s)
+            near = plan.exchanged(m, p.owned(m, s), rank) if m in plan.waits else ()
+            size = sum(part.along.size for side in near for _, part in side)
+            yield len(pieces), MemoryAct("swap", m, TensorPart(AxisSpan(0, size)), s)
     if ends:
         for m in [m for m in alive if plan.last.get(m, -1) <= p.level]:
             alive.discard(m)

@@ -159,9 +159,11 @@ def _within(
 
 def settled(plan: PiecePlan, known: KnownPasses) -> PiecePlan:
     """The plan, with what each pass takes exactly."""
+    dealt = [*range(plan.ranks)] if plan.ranks > 1 else []
+    for rank in dealt:
+        enter_rooms(plan, known, rank)
     for rank in range(plan.ranks):
-        if plan.ranks > 1:
-            enter_rooms(plan, known, rank)
+        if dealt:
             _enter_starts(plan, _born(plan), known, rank)
         for p in plan.passes:
             assert p.start is not None
@@ -308,13 +310,16 @@ def laid_out(
         return None
     plan.last = _last(plan, known)
     born = _born(plan)
-    _enter_buffers(plan, [m for m in born if m in waits], born)
     in_pieces = {m for p in passes for m in p.wanted.memories}
+    middle = known.ranks // 2
+    for rank in range(known.ranks) if waits else (middle,):
+        if known.ranks > 1:
+            enter_rooms(plan, known, rank)
+    _enter_buffers(plan, [m for m in born if m in waits], born)
     if known.ranks > 1:
-        enter_rooms(plan, known, known.ranks // 2)
         for p in passes:
-            p.swapped = _swapped_us(p, plan, known.ranks // 2)
-    _enter_starts(plan, born, known, known.ranks // 2)
+            p.swapped = _swapped_us(p, plan, middle)
+    _enter_starts(plan, born, known, middle)
     if any(p.start is not None and p.start.there > most for p in passes):
         return None
     for p in sorted(passes, key=lambda p: abs(p.level - near)):
@@ -326,11 +331,13 @@ def laid_out(
 
 
 def _enter_buffers(plan: PiecePlan, waits: Sequence[StepMemory], born: Mapping[StepMemory, int]) -> None:
-    """Find a buffer of host memory for each tensor that waits: one that nothing needs any more, the
-    largest first, or a new one. torch takes pinned memory in powers of two."""
+    """Find a buffer of host memory for each tensor that waits, or for what one of the ranks has of it, the
+    most that one has: one that nothing needs any more, the largest first, or a new one. torch takes pinned
+    memory in powers of two."""
     until = list[int]()
     for m in waits:
-        size = 1 << (m.bytes - 1).bit_length()
+        most = max(m.part_bytes(plan.room(m, rank)) for rank in range(plan.ranks))
+        size = 1 << (most - 1).bit_length()
         free = [i for i, level in enumerate(until) if level < born[m]]
         place = max(free, key=lambda i: plan.buffers[i], default=len(until))
         if place == len(until):
@@ -355,12 +362,13 @@ def _last(plan: PiecePlan, known: KnownPasses) -> dict[StepMemory, int]:
 
 def _swapped_us(p: PiecePass, plan: PiecePlan, rank: int) -> float:
     """Microseconds of the exchange behind a pass, by the pace of the link to host memory: that between
-    ranks is no slower."""
+    ranks is no slower. What waits there comes from it first, and goes back."""
     found = 0.0
     for m, step in p.dealt:
         if plan.last[m] > p.level:
             size = plan.room(m, rank).along.size - p.owned(m, step)[rank].size
-            found += m.link_us * size / (m.digit or 1) * (step is None) + LAUNCH_US
+            us = m.link_us * size / (m.digit or 1) * (step is None) + LAUNCH_US
+            found += us * (3 if m in plan.waits else 1)
     return found
 
 

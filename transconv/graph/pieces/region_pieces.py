@@ -231,7 +231,7 @@ class LeftRegion:
         own = sum((there | storage_bytes(tensors) | graph.returned()).values())
         beside, region = graph.workspace + self.aside, self.region
         self.peak = own + left_bytes(region.outputs) + sums_bytes(region.nodes, graph.target) + beside
-        graph.refuse(self.peak, own + beside, beside, f"{self.doing} run, whole")
+        graph.refuse(self.peak, own + beside, beside, f"{self.doing} run, whole: kernels alone are cut")
         if self.peak <= graph.bound.bytes:
             graph.bound.left[self.doing] = self.peak
 
@@ -340,12 +340,12 @@ class RegionPieces:
         given = zip(self.launches.inputs, bound.inputs, strict=True)
         shapes = [x.shape for (_, _, piece), x in given if piece not in weights]
         lengths = self.graph.bound.lengths(shapes)
-        tried, best = [*lengths] or [""], tuple[Any, ...]()
+        tried, best, host = [*lengths] or [""], tuple[Any, ...](), self.host()
         while tried:
             over = tried.pop(0)
             if best and not best[0][0] and len(over) == 1 and lengths[over] <= lengths[best[1].over]:
                 continue
-            found = self.along(over, bound, beside)
+            found = self.along(over, bound, beside, host)
             key = max(0, found.peak - self.graph.bound.bytes), found.us
             if not best or key < best[0]:
                 best = key, found, self.given, self.results, self.compiled
@@ -368,7 +368,7 @@ class RegionPieces:
         ranks = self.graph.bound.ranks
         self.run = PieceRun(found, self.graph.target, device, link=link, ranks=ranks)
 
-    def along(self, over: str, bound: BoundRegion, beside: int) -> PiecePlan:
+    def along(self, over: str, bound: BoundRegion, beside: int, host: int) -> PiecePlan:
         """The plan of pieces along an axis, or two. Where the compiled graph stays within the bound, and
         no kernel of it is divided, it runs as it is; on each of several ranks if it takes less so."""
         steps = self.steps(bound, over)
@@ -378,17 +378,21 @@ class RegionPieces:
         us, ranks = sum(s.us for s in each), self.graph.bound.count
         found = PiecePlan(each, set(), [PiecePass(0, each, NO_RESULTS, peak=peak, us=us)], {}, beside)
         if not self.compiled or ranks > 1:
-            dealt = planned(steps, beside, self.graph.bound.bytes, self.host(), ranks)
+            dealt = planned(steps, beside, self.graph.bound.bytes, host, ranks)
             self.compiled &= dealt.whole
             found = found if self.compiled else dealt
         found.over = over
         return found
 
     def host(self) -> int:
-        """Bytes of host memory in which tensors may wait."""
-        if self.launches.device.type not in ("cpu", "cuda") or self.graph.bound.ranks:
+        """Bytes of host memory in which tensors may wait; of ranks, which may share a host, of each."""
+        if self.launches.device.type not in ("cpu", "cuda"):
             return 0
-        return free_host_bytes() // 2 if self.graph.bound.host is None else self.graph.bound.host
+        bound, ranks = self.graph.bound, self.graph.bound.ranks
+        if bound.host is not None:
+            return bound.host
+        free = free_host_bytes() // (2 * bound.count)
+        return free if ranks is None else -ranks.largest((-free,))[0]
 
     def steps(self, bound: BoundRegion, over: str) -> list[Step]:
         """The kernels as steps, which pieces cut along an axis, or two. Notes what is given, and which
