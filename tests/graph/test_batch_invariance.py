@@ -99,9 +99,19 @@ def marked(x: Tensor) -> Tensor:
     return made
 
 
-def compiled(model: Any, **options: Any) -> Callable[[Tensor], Tensor]:
+class Marked:
+    """A compiled model, ``of``, whose first dim is marked."""
+
+    def __init__(self, of: Callable[[Tensor], Any]) -> None:
+        self.of = of
+
+    def __call__(self, x: Tensor) -> Any:
+        return self.of(marked(x))
+
+
+def compiled(model: Any, **options: Any) -> Marked:
     run = torch.compile(model, backend=backend, options={"rest": "eager", **options})
-    return lambda x: run(marked(x))  # type: ignore[no-any-return]
+    return Marked(run)
 
 
 @pytest.mark.every(3)
@@ -284,6 +294,27 @@ def test_images_between_convolutions_have_features_last() -> None:
     stored = [line for text in texts for line in text.splitlines() if "tensor Y" in line]
     assert len(stored) == 3
     assert [line.endswith(" acdb") for line in stored] == [True, True, False]  # the last is torch's
+
+
+@pytest.mark.parametrize(
+    ("layer", "kernels"),
+    [
+        (nn.ConvTranspose2d(8, 4, 2, 2), 1),
+        (nn.ConvTranspose2d(8, 6, 4, 2, 1, groups=2), 1),
+        (nn.ConvTranspose1d(8, 4, 6, 3, bias=False), 1),
+        (nn.ConvTranspose2d(8, 4, 2, 2, output_padding=1), 4),  # a position of no tap's
+    ],
+)
+def test_stride_phases_with_as_many_taps_are_one_kernel(layer: nn.Module, kernels: int) -> None:
+    """As where the number of samples is given."""
+    x = torch.randn(SAMPLES, 8, *(5,) * (layer.weight.ndim - 2))  # type: ignore[union-attr,operator]
+    run, exact = compiled(layer.eval()), copy.deepcopy(layer).double()
+    with torch.no_grad():
+        whole = run(x)
+        assert [len(g.kernels) for g in report(run.of).graphs] == [kernels]
+        torch.testing.assert_close(whole.double(), exact(x.double()), rtol=1e-5, atol=1e-5)
+        assert all(torch.equal(run(x[i : i + 1])[0], whole[i]) for i in range(SAMPLES))
+        assert torch.equal(run(x[1:3]), whole[1:3])
 
 
 def test_a_plan_that_groups_by_the_number_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
