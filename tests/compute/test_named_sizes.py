@@ -13,6 +13,7 @@ import torch
 
 from transconv.compute import Compute, execute, parse, parted, transposed
 from transconv.errors import ComputeError
+from transconv.ir import value_at
 from transconv.runtime import build_compute
 from transconv.target import TARGETS
 from transconv.verify import any_size
@@ -155,3 +156,31 @@ def test_tensors_without_a_line_have_the_sizes_that_have_names() -> None:
         assert {t.name: t.shape for t in at.tensors} == {t.name: t.shape for t in plain.tensors}
         assert str(at) == str(plain)
     assert all(t.extents for t in parse(text).tensors)
+
+
+SLICE = """compute slice
+    sizes  N=4 in 1..64
+    tensor X f32 [N, 6, 5] strides(90,1,18)
+    tensor Y f32 [N, 6, 5] strides(40,5,1)
+    axes   n=N c=6 i=5
+    read   x = X[n, c, i]
+    store  Y[n, c, i] = x + 1"""
+
+
+def test_slices_of_any_number_of_samples() -> None:
+    """Strides where the size of the longest alone is a name: each sample is a part of a longer row."""
+    made = parse(SLICE)
+    assert parse(str(made)) == made
+    x, y = made.at(N=3).tensors
+    assert (x.layout.strides(), y.layout.strides()) == ((90, 1, 18), (40, 5, 1))
+    room = [value_at(t.room, {"N": 3}) for t in made.tensors]  # up to the last element, as a slice ends
+    assert room == [x.layout.span, y.layout.span] == [2 * 90 + 5 + 4 * 18 + 1, 2 * 40 + 30]
+    for sizes in ({"N": 1}, {"N": 7}):
+        same_meaning(SLICE, sizes)
+
+
+@pytest.mark.parametrize("strides", ["strides(90,1,18)", "strides(1,64,384)"])
+def test_a_name_within_a_slice_is_refused(strides: str) -> None:
+    text = SLICE.replace("[N, 6, 5] strides(90,1,18)", f"[6, N, 5] {strides}").replace("X[n, c", "X[c, n")
+    with pytest.raises(ComputeError, match="where only the size of the longest is an argument"):
+        parse(text)

@@ -99,9 +99,19 @@ def marked(x: Tensor) -> Tensor:
     return made
 
 
-def compiled(model: Any, **options: Any) -> Callable[[Tensor], Tensor]:
+class Marked:
+    """A compiled model, ``of``, whose first dim is marked."""
+
+    def __init__(self, of: Callable[[Tensor], Any]) -> None:
+        self.of = of
+
+    def __call__(self, x: Tensor) -> Any:
+        return self.of(marked(x))
+
+
+def compiled(model: Any, **options: Any) -> Marked:
     run = torch.compile(model, backend=backend, options={"rest": "eager", **options})
-    return lambda x: run(marked(x))  # type: ignore[no-any-return]
+    return Marked(run)
 
 
 @pytest.mark.every(3)
@@ -306,6 +316,62 @@ def test_images_between_convolutions_have_features_last() -> None:
     stored = [line for text in texts for line in text.splitlines() if "tensor Y" in line]
     assert len(stored) == 3
     assert [line.endswith(" acdb") for line in stored] == [True, True, False]  # the last is torch's
+
+
+@pytest.mark.parametrize(
+    ("layer", "kernels"),
+    [
+        (nn.ConvTranspose2d(8, 4, 2, 2), 1),
+        (nn.ConvTranspose2d(8, 6, 4, 2, 1, groups=2), 1),
+        (nn.ConvTranspose1d(8, 4, 6, 3, bias=False), 1),
+        (nn.ConvTranspose2d(8, 4, 2, 2, output_padding=1), 4),  # a position of no tap's
+    ],
+)
+def test_stride_phases_with_as_many_taps_are_one_kernel(layer: nn.Module, kernels: int) -> None:
+    """As where the number of samples is given."""
+    x = torch.randn(SAMPLES, 8, *(5,) * (layer.weight.ndim - 2))  # type: ignore[union-attr,operator]
+    run, exact = compiled(layer.eval()), copy.deepcopy(layer).double()
+    with torch.no_grad():
+        whole = run(x)
+        assert [len(g.kernels) for g in report(run.of).graphs] == [kernels]
+        torch.testing.assert_close(whole.double(), exact(x.double()), rtol=1e-5, atol=1e-5)
+        assert all(torch.equal(run(x[i : i + 1])[0], whole[i]) for i in range(SAMPLES))
+        assert torch.equal(run(x[1:3]), whole[1:3])
+
+
+class Joined(nn.Module):
+    """As in a U-Net: what was normed, and what was made larger, are joined and convolved."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down, self.norm = nn.Conv2d(3, 16, 3, 2, 1), nn.GroupNorm(2, 16)
+        self.up, self.out = nn.ConvTranspose2d(16, 16, 2, 2), nn.Conv2d(32, 4, 3, padding=1)
+        self.first = nn.Conv2d(3, 16, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = F.silu(self.norm(self.first(x)))
+        made = self.up(F.silu(self.norm(self.down(x))))
+        return self.out(torch.cat([made, first], 1))  # type: ignore[no-any-return]
+
+
+def test_parts_of_concatenations_are_stored_in_them() -> None:
+    """No kernel copies, for any number of samples; the parts have gaps between their images."""
+    model, x = Joined().eval(), torch.randn(SAMPLES, 3, 8, 6)
+    run, exact = compiled(model), copy.deepcopy(model).double()
+    with torch.no_grad():
+        whole = run(x)
+        torch.testing.assert_close(whole.double(), exact(x.double()), rtol=1e-5, atol=1e-5)
+        assert all(torch.equal(run(x[i : i + 1])[0], whole[i]) for i in range(SAMPLES))
+        assert torch.equal(run(x[1:3]), whole[1:3])
+    texts = [k.text for g in report(run.of).graphs for k in g.kernels]
+    assert len(texts) == 6 and not any("cat" in text.partition("\n")[0] for text in texts)
+    slices = [line for text in texts for line in text.splitlines() if f"strides({32 * 48}," in line]
+    assert len(slices) == 2 and all("tensor Y0 f32 [S0, 16, " in line for line in slices)
+
+
+def test_a_model_with_joined_images_is_certified() -> None:
+    made = certify(Joined().eval(), torch.randn(3, 3, 8, 6), drawn=1, seed=31)
+    assert made.holds and "no bit differs" in str(made), str(made)
 
 
 def test_a_plan_that_groups_by_the_number_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

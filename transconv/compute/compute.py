@@ -451,6 +451,8 @@ def _declared(t: ir.Tensor) -> str:
     sizes = ", ".join(f"{d}={_short(n)}" for d, n in zip(t.dims, t.bounds, strict=True))
     dense = t.layout is ir.Layout.dense(t.dtype, t.shape)
     order = t.layout.tag() if t.extents else t.layout
+    if t.pitches:
+        order = f"strides({','.join(map(_short, t.pitches))})"
     return f"{t.name} {t.dtype} [{sizes}]" + ("" if dense else f" {order}")
 
 

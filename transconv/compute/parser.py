@@ -187,12 +187,17 @@ class Reader:
         except LayoutError as error:
             raise ComputeError(f"tensor '{found[1]}': {error}") from None
         sized = tuple(e for _, e in extents) if any(ir.free_vars(e) for _, e in extents) else ()
-        if sized and (not layout.is_packed or layout.strides() is None or layout.offset):
+        steps = layout.strides() if sized and not layout.is_packed else ()
+        is_slice = bool(steps) and not any(map(ir.free_vars, (sized[b.dim] for b in layout.blocks[1:])))
+        if sized and (not (layout.is_packed or is_slice) or layout.strides() is None or layout.offset):
             raise ComputeError(
                 f"tensor '{found[1]}' has sizes that are arguments and the layout "
-                f"{found[4]}; expected a dense one, without blocks"
+                f"{found[4]}; expected a dense one, without blocks, or one of strides where only the size "
+                "of the longest is an argument"
             )
-        self.tensors[named(found[1], "a tensor")] = ir.Tensor(found[1], dims, shape, layout, extents=sized)
+        self.tensors[named(found[1], "a tensor")] = ir.Tensor(
+            found[1], dims, shape, layout, extents=sized, pitches=tuple(map(ir.as_expr, steps or ()))
+        )
 
     # -- the whole -------------------------------------------------------------------------------
 

@@ -32,8 +32,8 @@ class Tensor(Node):
 
     ``extents``: if sizes are arguments, the size of each dimension as an expression of them. Such a tensor
     is dense, in the order of the layout's blocks, unless ``pitches`` has the stride of each dimension, as
-    of a view as planes; its shape and layout are those of the example. ``number``: there is one element,
-    which is an argument itself, not its address.
+    of a view as planes or of a slice; its shape and layout are those of the example. ``number``: there is
+    one element, which is an argument itself, not its address.
 
     ``every``: if the copy engine takes every so many-th position of some dimension, the step along each;
     empty if all are 1. Positions within boxes of such a tensor are counted in steps."""
@@ -92,6 +92,8 @@ class Tensor(Node):
         """How many elements of memory it takes, as an expression of sizes that are arguments."""
         if not self.extents:
             return as_expr(self.layout.span)
+        if self.pitches and not self.copy_of:
+            return sum_of([(n - 1) * s for n, s in zip(self.extents, self.pitches, strict=True)]) + 1
         return self.extents[self.layout.blocks[0].dim] * self.far
 
     def at(self, values: Values) -> Tensor:

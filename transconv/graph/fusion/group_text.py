@@ -248,7 +248,8 @@ class Writer:
 
     def sized(self, text: str) -> SizedText:
         """The text with what its names need."""
-        gaps = next((a.tensor for a in self.accesses() if a.order() is None), "")
+        named = [a for a in self.accesses() if not all(isinstance(n, int) for n in a.strides)]
+        gaps = next((a.tensor for a in named if a.order() is None), "")
         spaces = [
             [braced(n) for name, n in self.group.axes if (name in self.group.reduced) is inside]
             for inside in (False, True)

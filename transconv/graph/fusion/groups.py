@@ -11,7 +11,7 @@ the cost room's.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import pairwise
@@ -337,13 +337,17 @@ class Slices(NamedTuple):
     parts: tuple[tuple[Piece, tuple[tuple[int, ...], tuple[int, ...], int]], ...]
 
 
-def slices(plan: FusionPlan) -> dict[Piece, Slices]:
-    """What has memory with others, by each of these."""
+def slices(plan: FusionPlan, value: Callable[[Length], int]) -> dict[Piece, Slices]:
+    """What has memory with others, by each of these, for the sizes of a call."""
+
+    def numbers(shape: Sequence[Length]) -> tuple[int, ...]:
+        return tuple(map(value, shape))
+
     by_whole: dict[Piece, list[tuple[Piece, tuple[tuple[int, ...], tuple[int, ...], int]]]] = {}
     for piece, at in plan.places.items():
-        by_whole.setdefault(at.whole, []).append((piece, (numbers_of(piece.shape), at.strides, at.behind)))
+        by_whole.setdefault(at.whole, []).append((piece, (numbers(piece.shape), at.strides, at.behind)))
     made = {
-        w: Slices(w, TensorMemory(numbers_of(w.shape), numbers_of(memory_of(w)), w.dtype), tuple(parts))
+        w: Slices(w, TensorMemory(numbers(w.shape), numbers(memory_of(w)), w.dtype), tuple(parts))
         for w, parts in by_whole.items()
     }
     return {piece: made[at.whole] for piece, at in plan.places.items()}

@@ -215,7 +215,7 @@ def store_in_slices(planner: Planner) -> None:
         for p in planner.order
         if isinstance(p, PiecewiseIndex)
         and p.along is not None
-        and all(isinstance(n, int) for n in p.shape)
+        and all(isinstance(n, int) for n in (*memory_of(p), *features_last(p.shape), *_lengths(p)))
     ]
     for piece in sorted(found, key=lambda p: -p.bytes):
         if not _slice(piece, planner):
@@ -224,13 +224,13 @@ def store_in_slices(planner: Planner) -> None:
 
 def _starts(piece: PiecewiseIndex) -> list[int]:
     """Where the parts begin along the dim."""
+    return [sum(numbers_of(_lengths(piece)[:i])) for i in range(len(piece.parts))]
+
+
+def _lengths(piece: PiecewiseIndex) -> list[Length]:
+    """The sizes of the parts along the dim."""
     assert piece.along is not None
-    starts = [0]
-    for part in piece.parts:
-        length = part.of.shape[piece.along]
-        assert isinstance(length, int)
-        starts.append(starts[-1] + length)
-    return starts[:-1]
+    return [part.of.shape[piece.along] for part in piece.parts]
 
 
 def _whole(piece: PiecewiseIndex, planner: Planner) -> None:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from transconv.compute import Axis, Compute, counted
+from transconv.compute import BATCH, Axis, Compute, counted, of_any_batch
 from transconv.conv import ConvProblem, Prop, any_size, computes, why_not_multiplied
 from transconv.graph.fusion import index_ir
 from transconv.graph.fusion.index_ir import Factor, Instead, MovedView, Piece, ProductSum
@@ -279,15 +279,26 @@ def _relation(
         sizes = {name: n for name, n in named if isinstance(n, SymbolicSize)}
         if not sizes:
             return _Relation(computes(problem, prop), prop, (problem, prop), {})
-        made = any_size(problem, prop, frozenset(sizes))
+        made = _of_any_batch(problem, prop) if {*sizes} == {"mb"} else ()
+        made = made or any_size(problem, prop, frozenset(sizes))
     except (TransconvError, ValueError) as error:
         raise NotOurs(str(error)) from None
-    found = _Relation(made, prop, None, {name.upper(): n for name, n in sizes.items()})
+    stands = {name.upper(): n for name, n in sizes.items()}
+    found = _Relation(made, prop, None, stands | ({BATCH: sizes["mb"]} if "mb" in sizes else {}))
     known = next(iter(sizes.values())).known
     for condition in dict.fromkeys(c for m in made if m.named for c in m.named.requirements):
         if not known.assume(found.of(condition)):
             raise NotOurs(f"a convolution of any size requires {condition}")
     return found
+
+
+def _of_any_batch(problem: ConvProblem, prop: Prop) -> tuple[Compute, ...]:
+    """The computations of a direction with the number of images as a name, as they are for one number;
+    none where a position of the result may be none of the image's."""
+    each = computes(problem, prop)
+    if any(d.mask is not TRUE for c in each for d in c.c.dims):
+        return ()
+    return tuple(map(of_any_batch, each))
 
 
 def _related(prop: Prop, shape: Shape, x: Piece, w: Piece, p: Params, dtype: torch.dtype) -> ProductSum:

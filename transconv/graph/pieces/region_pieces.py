@@ -17,6 +17,7 @@ from transconv.calls import stats
 from transconv.compute import Alone, Workload
 from transconv.functional.calls.compiled_launch import TensorMemory, aligned, deterministic, program
 from transconv.graph.backend_options import MemoryBound, mark
+from transconv.graph.fusion.groups import Slices
 from transconv.graph.fusion.index_ir import Piece
 from transconv.graph.pieces.bounded_model import size_text, too_small
 from transconv.graph.pieces.piece_execution import HostLink, PartMemory, PieceRun
@@ -411,7 +412,7 @@ class RegionPieces:
             asked, named, self.launches.kernels, bound.starts, strict=True
         ):
             for piece, memory in zip(kernel.stored, start.memory, strict=True):
-                known[piece] = self.stored(piece, memory, kernel.group.name, known)
+                known[piece] = _stored(piece, memory, bound.cut, kernel.group.name, known)
             operands = dict(zip(names, [known[p] for p in (*kernel.given, *kernel.stored)], strict=True))
             found += steps_of(work, operands, self.graph.target, deterministic(), kernel.group.name)
         found = _alike(found)
@@ -453,21 +454,24 @@ class RegionPieces:
             found |= {*kernel.given} if not {*kernel.stored} - (found - first) else set()
         return found - first
 
-    def stored(
-        self, piece: Piece, memory: TensorMemory, name: str, known: Mapping[Piece, Operand]
-    ) -> Operand:
-        """The memory of a result: its own, or a slice of a tensor that it has with others."""
-        cut = self.launches.cut.get(piece)
-        if cut is None:
-            return Operand(_memory(name, memory))
-        whole = known.get(cut.whole) or next(
-            (Operand(known[p].memory) for p, _ in cut.parts if p in known), None
-        )
-        own = whole or Operand(_memory(name, cut.memory))
-        if isinstance(known, dict):
-            known.setdefault(cut.whole, own)
-        behind = next((lies[2] for p, lies in cut.parts if p is piece), 0)
-        return Operand(own.memory, behind)
+
+def _stored(
+    piece: Piece,
+    memory: TensorMemory,
+    slices: Mapping[Piece, Slices],
+    name: str,
+    known: dict[Piece, Operand],
+) -> Operand:
+    """The memory of a result: its own, or a slice of a tensor that it has with others."""
+    cut = slices.get(piece)
+    if cut is None:
+        return Operand(_memory(name, memory))
+    whole = known.get(cut.whole) or next(
+        (Operand(known[p].memory) for p, _ in cut.parts if p in known), None
+    )
+    own = known.setdefault(cut.whole, whole or Operand(_memory(name, cut.memory)))
+    behind = next((lies[2] for p, lies in cut.parts if p is piece), 0)
+    return Operand(own.memory, behind)
 
 
 def free_host_bytes(root: Path = Path("/")) -> int:

@@ -42,7 +42,7 @@ from transconv.functional.calls.compiled_launch import (
     refused,
 )
 from transconv.functional.calls.torch_operators import as_wanted
-from transconv.graph.fusion.groups import Slices
+from transconv.graph.fusion.groups import Slices, slices
 from transconv.graph.fusion.index_ir import Piece, RegionInput
 from transconv.graph.lowerings.table import is_bug
 from transconv.graph.regions.region_kernel import (
@@ -252,14 +252,15 @@ class Start(NamedTuple):
 @dataclass(slots=True)
 class BoundRegion:
     """A region for the sizes of a call: its inputs, kernels, and the views that are handed out; ``lying``:
-    the strides of its results, None for an input. ``ready``: what the kernels that made the last results
-    were asked for, and what launches them, which threads see together; ``alike``: whether inputs are as
-    those of a call before."""
+    the strides of its results, None for an input; ``cut``: what has memory with others. ``ready``: what
+    the kernels that made the last results were asked for, and what launches them, which threads see together;
+    ``alike``: whether inputs are as those of a call before."""
 
     inputs: tuple[TensorMemory, ...]
     starts: list[Start]
     views: list[Place | None]
     lying: list[tuple[int, ...] | None]
+    cut: Mapping[Piece, Slices]
     ready: tuple[When | None, Run] = (None, list)
     alike: Callable[..., bool] = never
 
@@ -307,7 +308,7 @@ class RegionLaunches(RegionPlan):
                 for h, view in zip(self.handed, views, strict=True)
             ]
             starts = [_start(k, sizes, value) for k in self.kernels]
-            found = self.known[key] = BoundRegion(inputs, starts, views, lying)
+            found = self.known[key] = BoundRegion(inputs, starts, views, lying, slices(self.plan, value))
         return found
 
     def questions(self, sizes: Mapping[str, int]) -> list[PlanRequest]:
@@ -445,7 +446,7 @@ class RegionLaunches(RegionPlan):
         ]
         handed = [(h.piece, view) for h, view in zip(self.handed, bound.views, strict=True)]
         empty = torch_internals.quickest() if self.device.type == "cuda" else self.empty
-        return RegionWriter([p for _, _, p in self.inputs], lines, handed, empty, self.cut).run()
+        return RegionWriter([p for _, _, p in self.inputs], lines, handed, empty, bound.cut).run()
 
     def compared(self, sizes: Mapping[str, int], given: list[Any], watch: WatchedCall) -> Sequence[Tensor]:
         """As a call, whose results are compared. Raises Refused also where one is not torch's."""

@@ -13,7 +13,7 @@ from transconv.calls.settings import settings
 from transconv.compute import Alone, Workload
 from transconv.conv import Surrounded
 from transconv.functional.calls.compiled_launch import TensorMemory, deterministic, program
-from transconv.graph.fusion.groups import FusionGroup, FusionPlan, Slices
+from transconv.graph.fusion.groups import FusionGroup, FusionPlan
 from transconv.graph.fusion.index_ir import Piece, RegionInput, ingredients
 from transconv.graph.fusion.sized_text import SizedText
 from transconv.graph.sizes import Length
@@ -82,8 +82,8 @@ class Handed:
 class RegionPlan:
     """The kernels of a region of ours, in the order in which they run. ``inputs``: its tensors, each with
     its place among the inputs; ``last``: of each launch, what no later one needs; ``over``: which results
-    replace operands (see ``in_place``); ``cut``: tensors that hold several values, by these; ``lying``:
-    strides of results that are not torch's, by the names of their nodes."""
+    replace operands (see ``in_place``); ``lying``: strides of results that are not torch's, by the names
+    of their nodes."""
 
     device: torch.device
     region: Region
@@ -93,7 +93,6 @@ class RegionPlan:
     handed: list[Handed]
     last: list[list[Piece]]
     over: list[dict[int, int]]
-    cut: dict[Piece, Slices]
     lying: dict[str, tuple[Length, ...]]
 
     @property
@@ -102,16 +101,15 @@ class RegionPlan:
         held = most = 0
         inputs = {piece for _, _, piece in self.inputs}
         cut: set[Piece] = set()  # tensors that hold several values, and are there
+        places = self.plan.places
         for kernel, done, over in zip(self.kernels, self.last, self.over, strict=True):
-            new = {self.cut[p].whole for p in kernel.stored if p in self.cut} - cut
+            new = {places[p].whole for p in kernel.stored if p in places} - cut
             cut |= new
             held += sum(p.bytes for p in new)
-            held += sum(
-                p.bytes for i, p in enumerate(kernel.stored) if i not in over and p not in self.cut
-            )
+            held += sum(p.bytes for i, p in enumerate(kernel.stored) if i not in over and p not in places)
             most = max(most, held)
             held += sum(kernel.stored[i].bytes for i in over)  # in the place of operands, which go
-            held -= sum(p.bytes for p in done if p not in inputs and p not in self.cut)
+            held -= sum(p.bytes for p in done if p not in inputs and p not in places)
         return most
 
 

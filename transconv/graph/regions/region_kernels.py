@@ -31,7 +31,7 @@ from transconv.compute import kernels as kernels_of
 from transconv.conv import ConvProblem, ConvWorkload, Prop, Surrounded, surrounded
 from transconv.functional.calls.compiled_launch import deterministic, program
 from transconv.graph.fusion.group_text import GroupText, Writer
-from transconv.graph.fusion.groups import FusionGroup, FusionPlan, Price, Statistic, slices
+from transconv.graph.fusion.groups import FusionGroup, FusionPlan, Price, Statistic
 from transconv.graph.fusion.index_ir import (
     ConstantValue,
     MovedView,
@@ -137,16 +137,7 @@ def launches(
         if h.piece in free
     }
     return RegionPlan(
-        device,
-        region,
-        plan,
-        kernels,
-        inputs,
-        handed,
-        last,
-        replacing(kernels, last, plan.places),
-        slices(plan),
-        lying,
+        device, region, plan, kernels, inputs, handed, last, replacing(kernels, last, plan.places), lying
     )
 
 

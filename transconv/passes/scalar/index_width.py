@@ -167,8 +167,8 @@ class Reach:
         self.far: dict[ir.Var, ir.Expr] = {}
         self.named: dict[ir.Node, ir.Expr] = {}  # lets that are expressions of sizes
         self.farthest: dict[object, ir.Expr] = {}  # of those that differ by numbers alone
-        memory = [t.extents for t in kernel.params if t.extents and not t.planes]  # planes are boxes
-        counts = [prod(extents, start=ir.as_expr(1)) for extents in memory]
+        memory = [t for t in kernel.params if t.extents and not t.planes]  # planes are boxes
+        counts = [t.room if t.pitches else prod(t.extents, start=ir.as_expr(1)) for t in memory]
         self.limited = all(self.is_within(n) for n in counts)
         self.probes = list(_probes(kernel.sizes, counts)) if self.limited else []
 
