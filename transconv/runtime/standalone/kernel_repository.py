@@ -452,8 +452,8 @@ def _refuse(made: PlannedText) -> None:
 
 
 def launcher_lines(made: PlannedText) -> Iterator[str]:
-    """The functions ``sizes_of_NAME``, ``shapes_of_NAME`` and ``run_NAME_TYPE``. Sizes are read from a call's
-    tensors, which are looked at first:
+    """The functions ``sizes_of_NAME``, ``shapes_of_NAME`` and ``run_NAME_TYPE``. Sizes are read from the
+    tensors of a call, which are looked at first:
 
         def sizes_of_scale(X):                          from the text's line of sizes, and its tensors
             expect_dims("scale", X=(X, 2))
