@@ -362,7 +362,7 @@ class Xor(Logic):
     """``a ^ b``"""
 
 
-INFIX: dict[type[Expr], str] = {
+INFIX: dict[type[Binary], str] = {
     Add: "+",
     Sub: "-",
     Mul: "*",

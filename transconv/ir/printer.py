@@ -350,7 +350,9 @@ PRECEDENCE = (
     (ex.Add, ex.Sub),
     (ex.Mul, ex.Div, ex.FloorDiv, ex.Mod),
 )
-LEVEL = {kind: level for level, kinds in enumerate(PRECEDENCE, 1) for kind in kinds}
+LEVEL: dict[type[ex.Binary], int] = {
+    kind: level for level, kinds in enumerate(PRECEDENCE, 1) for kind in kinds
+}
 SIGN = {kind: f" {sign} " for kind, sign in ex.INFIX.items()}
 SIGN |= {ex.Or: " or ", ex.And: " and ", ex.Mul: "*"}
 UNARY, ATOM = len(PRECEDENCE) + 1, len(PRECEDENCE) + 2

@@ -19,7 +19,9 @@ PRECEDENCE = (
     (ir.Add, ir.Sub),
     (ir.Mul, ir.Div, ir.FloorDiv, ir.Mod),
 )
-LEVEL = {kind: level for level, kinds in enumerate(PRECEDENCE, 1) for kind in kinds}
+LEVEL: dict[type[ir.Binary], int] = {
+    kind: level for level, kinds in enumerate(PRECEDENCE, 1) for kind in kinds
+}
 ATOM, POSTFIX, PREFIX = 10, 9, 8
 
 
