@@ -14,26 +14,9 @@ from importlib import import_module
 from transconv.cli.arguments import installation
 from transconv.support import StageError, TransconvError, __version__, one_line
 
-VERBS = (
-    "show",
-    "report",
-    "run",
-    "check",
-    "fuzz",
-    "compile",
-    "kernel",
-    "export",
-    "matrix",
-    "certify",
-    "demo",
-    "bisect",
-    "tune",
-    "prepare",
-    "cache",
-    "sharded",
-    "words",
-    "doctor",
-    "report-wrong",
+VERBS = tuple(
+    "show report run check fuzz compile kernel export matrix certify demo bisect tune prepare cache "
+    "sharded words doctor report-wrong".split()
 )
 # Those that are not in a file of their name, and what adds them.
 ELSEWHERE = {

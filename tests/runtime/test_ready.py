@@ -38,7 +38,7 @@ from transconv.runtime import (
     steps,
 )
 from transconv.runtime import compiler as compiler_
-from transconv.runtime.compilation import async_compile, compile_child, recompilation, rehearsal_thread
+from transconv.runtime.compilation import async_compile, batch_compile, compile_child, rehearsal_thread
 from transconv.selection import choice, shortlist
 from transconv.target import TARGETS, Target
 
@@ -606,9 +606,9 @@ def test_what_is_forgotten_is_ranked_anew() -> None:
 def test_where_two_records_differ_is_told() -> None:
     one = {"a": 1, "b": {"c": [1, 2], "d": 3}, "e": [1]}
     other = {"a": 1, "b": {"c": [1, 5], "d": 4}, "e": [1, 2]}
-    assert [line.partition(" is ")[0] for line in recompilation._apart("", one, other)] == [
+    assert [line.partition(" is ")[0] for line in batch_compile._apart("", one, other)] == [
         "b.c[1]",
         "b.d",
         "e",
     ]
-    assert not [*recompilation._apart("", one, dict(one))]
+    assert not [*batch_compile._apart("", one, dict(one))]

@@ -29,60 +29,15 @@ from transconv.backend_triton.machine_code import listing
 from transconv.backend_triton.miscompiles import flaw
 from transconv.backend_triton.offline_compilation import serve
 
-SASS_WORDS = (
-    "HGMMA",
-    "QGMMA",
-    "IGMMA",
-    "HMMA",
-    "QMMA",
-    "IMMA",
-    "DMMA",
-    "UTCHMMA",
-    "UTCQMMA",
-    "UTCIMMA",
-    "UTMALDG",
-    "UTMASTG",
-    "UTMAREDG",
-    "LDGSTS",
-    "LDG",
-    "STG",
-    "RED",
-    "ATOMG",
-    "LDSM",
-    "STSM",
-    "LDS",
-    "STS",
-    "FFMA",
-    "FFMA2",
-    "HFMA2",
-    "DFMA",
-    "USETMAXREG",
-    "LDL",
-    "STL",
+SASS_WORDS = tuple(
+    "HGMMA QGMMA IGMMA HMMA QMMA IMMA DMMA UTCHMMA UTCQMMA UTCIMMA UTMALDG UTMASTG UTMAREDG LDGSTS LDG "
+    "STG RED ATOMG LDSM STSM LDS STS FFMA FFMA2 HFMA2 DFMA USETMAXREG LDL STL".split()
 )
 SASS_WIDE = ("LDGSTS", "LDG", "STG")
-AMD_WORDS = (
-    "v_mfma",
-    "v_smfmac",
-    "v_wmma",
-    "v_swmmac",
-    "v_dot",
-    "buffer_load",
-    "buffer_store",
-    "global_load",
-    "global_load_lds",
-    "global_store",
-    "global_atomic",
-    "buffer_atomic",
-    "ds_read",
-    "ds_load",
-    "ds_write",
-    "ds_store",
-    "v_fma",
-    "v_pk_fma",
-    "v_dual_fma",
-    "scratch_load",
-    "scratch_store",
+AMD_WORDS = tuple(
+    "v_mfma v_smfmac v_wmma v_swmmac v_dot buffer_load buffer_store global_load global_load_lds "
+    "global_store global_atomic buffer_atomic ds_read ds_load ds_write ds_store v_fma v_pk_fma "
+    "v_dual_fma scratch_load scratch_store".split()
 )
 AMD_WIDE = ("buffer_load", "buffer_store", "global_load", "global_store")
 
@@ -237,15 +192,9 @@ def sanitize(name: str) -> None:
 
 
 # The metadata of a compiled kernel that its launch needs.
-LAUNCH = (
-    "num_warps",
-    "num_ctas",
-    "shared",
-    "global_scratch_size",
-    "profile_scratch_size",
-    "launch_cooperative_grid",
-    "tensordesc_meta",
-    "name",
+LAUNCH = tuple(
+    "num_warps num_ctas shared global_scratch_size profile_scratch_size launch_cooperative_grid "
+    "tensordesc_meta name".split()
 )
 
 

@@ -21,7 +21,7 @@ from transconv.report import LARGEST, LabeledTime, Section, Subject, write_page
 from transconv.runtime import Plan, Planned, build, job_of
 from transconv.schedule import Schedule
 from transconv.support import ProblemError, ScheduleError, StageError, TransconvError, one_line
-from transconv.target import Target
+from transconv.target import CARDS, Target
 from transconv.tuning.table import Row, header, number, read
 
 TEXTS = ("ptx", "sass", "amdgcn")
@@ -345,23 +345,6 @@ NEIGHBOURS = {
     "onednn_cl_us": "oneDNN, channels last",
     "onednn_nchw_us": "oneDNN, channels first",
 }
-CHIPS = {
-    "H100": "sm_90",
-    "H200": "sm_90",
-    "A100": "sm_80",
-    "A40": "sm_86",
-    "L40S": "sm_89",
-    "B200": "sm_100",
-    "B300": "sm_103",
-    "RTX_5090": "sm_120",
-    "GB10": "sm_121",
-    "MI250": "gfx90a",
-    "MI300": "gfx942",
-    "MI350": "gfx950",
-    "MI355": "gfx950",
-    "MI455": "gfx1250",
-    "8060S": "gfx1151",
-}  # by a part of the device's name
 
 
 @dataclass(frozen=True)
@@ -416,7 +399,7 @@ def times_of(asked: MeasuredProblem, target: Target) -> tuple[tuple[LabeledTime,
     if not row:
         return (), ()
     device = str(row.get("device", ""))
-    chip = next((c for name, c in CHIPS.items() if name in device), "")
+    chip = next((c for card, c in CARDS.items() if card in device.lower()), "")
     if chip and chip != target.name:
         return (), (f"The times of this problem are of {device}, not of {target}, and are not shown.",)
     versions = " ".join(f"{name} {row[name]}" for name in ("torch", "triton", "commit") if row.get(name))

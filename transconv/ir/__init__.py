@@ -29,6 +29,7 @@ from transconv.ir.dtype import tf32 as tf32
 from transconv.ir.dtype import type_named as type_named
 from transconv.ir.dtype import u8 as u8
 from transconv.ir.expr import FALSE as FALSE
+from transconv.ir.expr import INFIX as INFIX
 from transconv.ir.expr import ONE as ONE
 from transconv.ir.expr import TRUE as TRUE
 from transconv.ir.expr import ZERO as ZERO

@@ -362,6 +362,24 @@ class Xor(Logic):
     """``a ^ b``"""
 
 
+INFIX: dict[type[Binary], str] = {
+    Add: "+",
+    Sub: "-",
+    Mul: "*",
+    Div: "/",
+    FloorDiv: "//",
+    Mod: "%",
+    Shl: "<<",
+    Shr: ">>",
+    Lt: "<",
+    Le: "<=",
+    Eq: "==",
+    Ne: "!=",
+    And: "&",
+    Or: "|",
+    Xor: "^",
+}
+"""The signs of operations, as Python's operators have them."""
 TRUE = Const(True, boolean)
 """True, a boolean."""
 FALSE = Const(False, boolean)

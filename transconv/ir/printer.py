@@ -32,23 +32,6 @@ from transconv.ir.node import Node
 from transconv.ir.operations import Call, Cast, Gather, Reduce, Renamed, Running, Select, Spread
 from transconv.ir.visit import find, lanes_of, walk
 
-INFIX = {
-    ex.Add: "+",
-    ex.Sub: "-",
-    ex.Mul: "*",
-    ex.Div: "/",
-    ex.FloorDiv: "//",
-    ex.Mod: "%",
-    ex.Shl: "<<",
-    ex.Shr: ">>",
-    ex.Lt: "<",
-    ex.Le: "<=",
-    ex.Eq: "==",
-    ex.Ne: "!=",
-    ex.And: "&",
-    ex.Or: "|",
-    ex.Xor: "^",
-}
 PREFIX = {ex.Neg: "-", ex.Not: "~"}
 LITERAL = {bool: boolean, int: index, float: f32}  # the types of literals that are printed without one
 FORMS = ("select", "min", "max", "load", "box_load", "spread", "renamed")
@@ -65,8 +48,8 @@ class ExprPrinter:
         method = getattr(self, f"text_{type(e).__name__}", None)
         if method is not None:
             return str(method(e))
-        if isinstance(e, ex.Binary) and type(e) in INFIX:
-            body = f"{self.text(e.a)} {INFIX[type(e)]} {self.text(e.b)}"
+        if isinstance(e, ex.Binary) and type(e) in ex.INFIX:
+            body = f"{self.text(e.a)} {ex.INFIX[type(e)]} {self.text(e.b)}"
             return f"({body})"
         if isinstance(e, ex.Unary) and type(e) in PREFIX:
             inside = self.text(e.x)
@@ -358,41 +341,21 @@ def _over_lanes(exprs: Iterable[ex.Expr]) -> bool:
 
 
 # Precedence, weakest first: that of Python's `or`, `and`, comparisons, `^`, shifts, sums and products.
-LEVEL = {
-    ex.Or: 1,
-    ex.And: 2,
-    ex.Lt: 4,
-    ex.Le: 4,
-    ex.Eq: 4,
-    ex.Ne: 4,
-    ex.Xor: 5,
-    ex.Shl: 6,
-    ex.Shr: 6,
-    ex.Add: 7,
-    ex.Sub: 7,
-    ex.Mul: 8,
-    ex.Div: 8,
-    ex.FloorDiv: 8,
-    ex.Mod: 8,
+PRECEDENCE = (
+    (ex.Or,),
+    (ex.And,),
+    (ex.Lt, ex.Le, ex.Eq, ex.Ne),
+    (ex.Xor,),
+    (ex.Shl, ex.Shr),
+    (ex.Add, ex.Sub),
+    (ex.Mul, ex.Div, ex.FloorDiv, ex.Mod),
+)
+LEVEL: dict[type[ex.Binary], int] = {
+    kind: level for level, kinds in enumerate(PRECEDENCE, 1) for kind in kinds
 }
-SIGN = {
-    ex.Or: " or ",
-    ex.And: " and ",
-    ex.Lt: " < ",
-    ex.Le: " <= ",
-    ex.Eq: " == ",
-    ex.Ne: " != ",
-    ex.Xor: " ^ ",
-    ex.Shl: " << ",
-    ex.Shr: " >> ",
-    ex.Add: " + ",
-    ex.Sub: " - ",
-    ex.Mul: "*",
-    ex.Div: " / ",
-    ex.FloorDiv: " // ",
-    ex.Mod: " % ",
-}
-UNARY, ATOM = 9, 10
+SIGN = {kind: f" {sign} " for kind, sign in ex.INFIX.items()}
+SIGN |= {ex.Or: " or ", ex.And: " and ", ex.Mul: "*"}
+UNARY, ATOM = len(PRECEDENCE) + 1, len(PRECEDENCE) + 2
 WIDTH = 70  # characters of a statement, without indentation
 
 

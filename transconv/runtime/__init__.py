@@ -22,6 +22,7 @@ from transconv.runtime.compilation.async_compile import withdraw as withdraw
 from transconv.runtime.compilation.batch_compile import BatchCompile as BatchCompile
 from transconv.runtime.compilation.batch_compile import Prepared as Prepared
 from transconv.runtime.compilation.batch_compile import begin as begin
+from transconv.runtime.compilation.batch_compile import compare as compare
 from transconv.runtime.compilation.batch_compile import prepare as prepare
 from transconv.runtime.compilation.batch_compile import rank as rank
 from transconv.runtime.compilation.plan_request import COMPILING as COMPILING
@@ -32,7 +33,6 @@ from transconv.runtime.compilation.plan_request import Waiting as Waiting
 from transconv.runtime.compilation.plan_request import collect as collect
 from transconv.runtime.compilation.plan_request import collecting as collecting
 from transconv.runtime.compilation.plan_request import is_collecting as is_collecting
-from transconv.runtime.compilation.recompilation import compare as compare
 from transconv.runtime.compiler import build as build
 from transconv.runtime.compiler import build_compute as build_compute
 from transconv.runtime.compiler import build_scheduled as build_scheduled

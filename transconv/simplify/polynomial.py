@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from transconv.ir import Add, Cast, Const, DType, Expr, Mul, Neg, Sub, index, index64
@@ -53,8 +53,9 @@ class Polynomial:
 
     @staticmethod
     def of(terms: Iterable[tuple[Mono, int]], const: int = 0) -> Polynomial:
-        """``sum(coefficient * product of atoms) + const``; products as ``ordered`` gives them."""
-        return _collected(dict(terms), const)
+        """``sum(coefficient * product of atoms) + const``; products are ``ordered``, each once."""
+        kept = tuple((mono, c) for mono, c in terms if c)
+        return Polynomial(tuple(dict.fromkeys(a for mono, _ in kept for a in mono)), None, kept, const)
 
     @staticmethod
     def number(const: int) -> Polynomial:
@@ -144,7 +145,8 @@ class Polynomial:
         if len(self.terms) == len(other.terms) == 1 and not self.const and not other.const:
             ((left, c),), ((right, d),) = self.terms, other.terms
             return Polynomial(tuple(dict.fromkeys(left + right)), None, ((ordered(left + right), c * d),))
-        p, q, atoms = self._tidy()._both(other._tidy())
+        one, two = (Polynomial.of(x.terms, x.const) for x in (self, other))  # over their atoms
+        p, q, atoms = one._both(two)
         product = p * q
         return Polynomial(atoms, product.ring.from_terms(product.terms()))
 
@@ -174,10 +176,6 @@ class Polynomial:
                 key[i] = n
             moved[tuple(key)] = c
         return p, ring.dtype(moved), atoms
-
-    def _tidy(self) -> Polynomial:
-        """The same over the atoms that it has, in the order of its terms."""
-        return _collected(dict(self.terms), self.const)
 
     def coefficient(self, mono: Mono) -> int:
         """The coefficient of a product of atoms; 0 if there is none."""
@@ -209,12 +207,6 @@ class Polynomial:
 
     def __repr__(self) -> str:
         return f"Polynomial({rebuild(self)})"
-
-
-def _collected(total: Mapping[Mono, int], const: int) -> Polynomial:
-    """The polynomial of coefficients by products of atoms, which may be 0."""
-    terms = tuple((mono, c) for mono, c in total.items() if c)
-    return Polynomial(tuple(dict.fromkeys(a for mono, _ in terms for a in mono)), None, terms, const)
 
 
 def ordered(factors: Iterable[Expr]) -> Mono:
@@ -262,7 +254,7 @@ def expand(e: Expr, leaf: Callable[[Expr], Polynomial] = atom) -> Polynomial:
             const += k * part.const
             for mono, c in part.terms:
                 total[mono] = total.get(mono, 0) + k * c
-    return _collected(total, const)
+    return Polynomial.of(total.items(), const)
 
 
 def rebuild(p: Polynomial, dtype: DType = index) -> Expr:

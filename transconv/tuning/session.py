@@ -27,34 +27,10 @@ from transconv.tuning.search import ScheduleTrial, Search
 from transconv.tuning.table import CsvTable, number, read
 from transconv.verify.machine import Pool, Task, WorkerTask
 
-COLUMNS = (
-    "layer",
-    "layer_kind",
-    "layer_direction",
-    "problem",
-    "direction",
-    "behind",
-    "dtype",
-    "layout",
-    "machine",
-    "trial",
-    "origin",
-    "rank",
-    "schedule",
-    "estimate",
-    "us",
-    "p20",
-    "p80",
-    "method",
-    "verdict",
-    "reason",
-    "max_err",
-    "lower_s",
-    "triton_s",
-    "device",
-    "torch",
-    "triton",
-    "lowering",
+COLUMNS = tuple(
+    "layer layer_kind layer_direction problem direction behind dtype layout machine trial origin rank "
+    "schedule estimate us p20 p80 method verdict reason max_err lower_s triton_s device torch triton "
+    "lowering".split()
 )
 FORMER = {
     "kind": "layer_kind",

@@ -10,39 +10,17 @@ from math import copysign, isinf, isnan
 from transconv import ir
 
 # Python's precedence, weakest first. `&` binds tighter than `<`, so comparisons get parentheses.
-LEVEL = {
-    ir.Lt: 1,
-    ir.Le: 1,
-    ir.Eq: 1,
-    ir.Ne: 1,
-    ir.Or: 2,
-    ir.Xor: 3,
-    ir.And: 4,
-    ir.Shl: 5,
-    ir.Shr: 5,
-    ir.Add: 6,
-    ir.Sub: 6,
-    ir.Mul: 7,
-    ir.Div: 7,
-    ir.FloorDiv: 7,
-    ir.Mod: 7,
-}
-SIGN = {
-    ir.Lt: "<",
-    ir.Le: "<=",
-    ir.Eq: "==",
-    ir.Ne: "!=",
-    ir.Or: "|",
-    ir.Xor: "^",
-    ir.And: "&",
-    ir.Shl: "<<",
-    ir.Shr: ">>",
-    ir.Add: "+",
-    ir.Sub: "-",
-    ir.Mul: "*",
-    ir.Div: "/",
-    ir.FloorDiv: "//",
-    ir.Mod: "%",
+PRECEDENCE = (
+    (ir.Lt, ir.Le, ir.Eq, ir.Ne),
+    (ir.Or,),
+    (ir.Xor,),
+    (ir.And,),
+    (ir.Shl, ir.Shr),
+    (ir.Add, ir.Sub),
+    (ir.Mul, ir.Div, ir.FloorDiv, ir.Mod),
+)
+LEVEL: dict[type[ir.Binary], int] = {
+    kind: level for level, kinds in enumerate(PRECEDENCE, 1) for kind in kinds
 }
 ATOM, POSTFIX, PREFIX = 10, 9, 8
 
@@ -121,7 +99,7 @@ class ArithmeticSpeller:
         if isinstance(e, ir.Sub) and isinstance(b, ir.Const) and 2**31 <= b.value < 2**32:
             return f"{left} + -{b.value}", level  # it would be u32, whose negative wraps beside a pointer
         right = self.fit(b, lanes, level + 1)
-        return f"{left} {SIGN[type(e)]} {right}", level
+        return f"{left} {ir.INFIX[type(e)]} {right}", level
 
     def lanes(self, e: ir.Expr) -> tuple[ir.Lane, ...]:
         return ir.lanes_of(e, self.scope)

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from math import prod
 
 from transconv import ir
-from transconv.backend_triton.emitters.arithmetic import ATOM, POSTFIX
+from transconv.backend_triton.emitters.arithmetic import ATOM, LEVEL, POSTFIX
 from transconv.backend_triton.emitters.triton import (
     TlEmitter,
     box_name,
@@ -103,7 +103,7 @@ class GluonEmitter(TlEmitter):
 
     def address(self, tensor: ir.Tensor, offset: ir.Expr, lanes: tuple[ir.Lane, ...]) -> str:
         assert self.lanes(offset) == lanes, "an address in an explicit kernel varies along its lanes"
-        return f"{tensor.name} + {self.fit(offset, lanes, 6)}"
+        return f"{tensor.name} + {self.fit(offset, lanes, LEVEL[ir.Add])}"
 
     def lines_For(self, s: ir.For) -> list[str]:
         if s.kind == "dealt":

@@ -189,26 +189,8 @@ for _name, _sign in {
 }.items():
     _comparison(_name, _sign)
 for _name in (
-    "truediv",
-    "rtruediv",
-    "divmod",
-    "rdivmod",
-    "pow",
-    "rpow",
-    "and",
-    "rand",
-    "or",
-    "ror",
-    "xor",
-    "rxor",
-    "lshift",
-    "rlshift",
-    "rshift",
-    "rrshift",
-    "invert",
-    "abs",
-    "round",
-    "float",
+    "truediv rtruediv divmod rdivmod pow rpow and rand or ror xor rxor lshift rlshift rshift rrshift "
+    "invert abs round float".split()
 ):
     _refused(f"__{_name}__")
 

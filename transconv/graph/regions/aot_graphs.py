@@ -242,24 +242,11 @@ def write(inputs: Sequence[Tensor], values: Sequence[Tensor]) -> None:
 
 
 # Softmax, batch norms and the gradients of norms become moments and maps, of which kernels are made again.
-ALSO = (
-    "_softmax",
-    "_log_softmax",
-    "_native_batch_norm_legit",
-    "_native_batch_norm_legit_no_training",
-    "_native_batch_norm_legit_functional",
-    "native_batch_norm",
-    "_batch_norm_with_update_functional",
-    "_batch_norm_no_update",
-    "batch_norm_backward",
-    "addcmul",
-    "addcdiv",
-    "linalg_vector_norm",
-    "std",
-    "glu",
-    "hardsigmoid",
-    "mish",
-    "native_dropout_backward",
+ALSO = tuple(
+    "_softmax _log_softmax _native_batch_norm_legit _native_batch_norm_legit_no_training "
+    "_native_batch_norm_legit_functional native_batch_norm _batch_norm_with_update_functional "
+    "_batch_norm_no_update batch_norm_backward addcmul addcdiv linalg_vector_norm std glu hardsigmoid "
+    "mish native_dropout_backward".split()
 )
 
 
@@ -305,14 +292,8 @@ def _dropout(x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
 VIEWS = {
     getattr(torch.ops.aten, packet).default
     for packet in (
-        "cat",
-        "constant_pad_nd",
-        "reflection_pad1d",
-        "reflection_pad2d",
-        "reflection_pad3d",
-        "replication_pad1d",
-        "replication_pad2d",
-        "replication_pad3d",
+        "cat constant_pad_nd reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d "
+        "replication_pad2d replication_pad3d".split()
     )
 }
 # What graphs have in the place of torch's decompositions and costs no more again: arithmetic that a row

@@ -32,29 +32,12 @@ aten = torch.ops.aten
 ORIGIN = "transconv_origin"  # in a node's meta: its name in the graph that was handed over
 MADE_OF_NOTHING = {
     getattr(aten, name)
-    for name in (
-        "empty",
-        "empty_like",
-        "empty_strided",
-        "new_empty",
-        "new_empty_strided",
-        "empty_permuted",
-    )
+    for name in "empty empty_like empty_strided new_empty new_empty_strided empty_permuted".split()
 }
 PRODUCTS = {
     getattr(aten, name)
     for name in (
-        "mm",
-        "bmm",
-        "addmm",
-        "baddbmm",
-        "mv",
-        "dot",
-        "addmv",
-        "convolution",
-        "convolution_backward",
-        "linear",
-        "matmul",
+        "mm bmm addmm baddbmm mv dot addmv convolution convolution_backward linear matmul".split()
     )
 }
 COMPARED = {getattr(aten, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")}

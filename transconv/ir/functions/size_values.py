@@ -56,19 +56,7 @@ def value_at(e: ex.Expr, values: Values) -> int:
     raise TypeError(f"{e} is no expression of sizes")
 
 
-SPELLING = {
-    ex.Add: "+",
-    ex.Sub: "-",
-    ex.Mul: "*",
-    ex.FloorDiv: "//",
-    ex.Mod: "%",
-    ex.Lt: "<",
-    ex.Le: "<=",
-    ex.Eq: "==",
-    ex.Ne: "!=",
-    ex.And: "and",
-    ex.Or: "or",
-}
+SPELLING = ex.INFIX | {ex.And: "and", ex.Or: "or"}
 
 
 def values_of(expressions: Sequence[ex.Expr], names: Sequence[str]) -> Callable[..., tuple[int, ...]]:

@@ -13,9 +13,10 @@ from transconv.ir import expr as ex
 from transconv.ir import stmt as st
 from transconv.ir import tensor as ac
 from transconv.ir.dtype import DTYPES, DType
+from transconv.ir.expr import INFIX
 from transconv.ir.functions.calls import REDUCERS
 from transconv.ir.operations import Call, Cast, Gather, Reduce, Renamed, Running, Select, Spread
-from transconv.ir.printer import INFIX, LITERAL, Header
+from transconv.ir.printer import LITERAL, Header
 from transconv.ir.rules.names import DEEPEST, NAME, why_not_name, why_not_text
 from transconv.ir.tensor import Tensor
 from transconv.support import KernelError

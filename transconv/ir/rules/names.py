@@ -18,40 +18,10 @@ LITERAL = ("inf", "nan")  # numbers in texts
 # Triton passes these to a kernel, or calls them so in the function that it writes around a kernel's
 # parameters.
 LAUNCH = frozenset(
-    {
-        "num_warps",
-        "num_stages",
-        "num_ctas",
-        "maxnreg",
-        "warp_size",
-        "cluster_dims",
-        "waves_per_eu",
-        "matrix_instr_nonkdim",
-        "kpack",
-        "enable_fp_fusion",
-        "launch_cooperative_grid",
-        "launch_pdl",
-        "extern_libs",
-        "debug",
-        "sanitize_overflow",
-        "instrumentation_mode",
-        "arch",
-        "backend_name",
-        "ptx_version",
-        "ptx_options",
-        "ir_override",
-        "grid",
-        "warmup",
-        "device",
-        "device_type",
-        "stream",
-        "options",
-        "params",
-        "specialization",
-        "specialize_impl",
-        "backend",
-        "JITCallable",
-    }
+    "num_warps num_stages num_ctas maxnreg warp_size cluster_dims waves_per_eu matrix_instr_nonkdim "
+    "kpack enable_fp_fusion launch_cooperative_grid launch_pdl extern_libs debug sanitize_overflow "
+    "instrumentation_mode arch backend_name ptx_version ptx_options ir_override grid warmup device "
+    "device_type stream options params specialization specialize_impl backend JITCallable".split()
 )
 """Names that no parameter of a text of Triton may have."""
 DEEPEST = 100

@@ -50,74 +50,15 @@ LONGEST = 1 << 16  # characters
 PYTHON = ("abs", "all", "any", "bool", "float", "int", "len", "max", "min", "range", "round", "sum")
 LANGUAGE = ("atomic_ref", "create_mapping", "group", "np")
 SCOPES = ("subgroups", "workitems")
-NUMPY = (
-    "all",
-    "amax",
-    "amin",
-    "any",
-    "arange",
-    "argmax",
-    "argmin",
-    "array",
-    "astype",
-    "clip",
-    "cumsum",
-    "full",
-    "max",
-    "mean",
-    "min",
-    "ones",
-    "prod",
-    "sum",
-    "transpose",
-    "where",
-    "zeros",
+NUMPY = tuple(
+    "all amax amin any arange argmax argmin array astype clip cumsum full max mean min ones prod sum "
+    "transpose where zeros".split()
 )
-ATTRIBUTES = (
-    "T",
-    "all",
-    "any",
-    "argmax",
-    "argmin",
-    "astype",
-    "copy",
-    "cumsum",
-    "dot",
-    "dtype",
-    "empty",
-    "filled",
-    "full",
-    "get_group_id",
-    "global_id",
-    "group_id",
-    "id",
-    "load",
-    "local_id",
-    "mask",
-    "max",
-    "mean",
-    "min",
-    "ndim",
-    "ones",
-    "prod",
-    "reshape",
-    "shape",
-    "size",
-    "std",
-    "store",
-    "subgroup_id",
-    "sum",
-    "transpose",
-    "var",
-    "vec",
-    "vempty",
-    "vfull",
-    "vload",
-    "vones",
-    "vzeros",
-    "work_offset",
-    "work_shape",
-    "zeros",
+ATTRIBUTES = tuple(
+    "T all any argmax argmin astype copy cumsum dot dtype empty filled full get_group_id global_id "
+    "group_id id load local_id mask max mean min ndim ones prod reshape shape size std "
+    "store subgroup_id sum transpose var vec vempty vfull vload vones vzeros work_offset work_shape "
+    "zeros".split()
 )
 STATEMENTS = (ast.Assign, ast.AugAssign, ast.For, ast.If, ast.Expr, ast.FunctionDef, ast.Return, ast.Pass)
 EXPRESSIONS = (

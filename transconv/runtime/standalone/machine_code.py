@@ -29,19 +29,8 @@ ALIGNED = 16  # bytes: kernels are compiled for such addresses
 SPACED = 256  # bytes between the parts of the workspace
 # Triton's numbers of element types that differ from CUtensorMapDataType's, and the latter's names.
 ELEMENTS = {8: 10, 9: 8, 10: 9}
-ELEMENT_NAMES = (
-    "UINT8",
-    "UINT16",
-    "UINT32",
-    "INT32",
-    "UINT64",
-    "INT64",
-    "FLOAT16",
-    "FLOAT32",
-    "FLOAT64",
-    "BFLOAT16",
-    "FLOAT32_FTZ",
-    "TFLOAT32",
+ELEMENT_NAMES = tuple(
+    "UINT8 UINT16 UINT32 INT32 UINT64 INT64 FLOAT16 FLOAT32 FLOAT64 BFLOAT16 FLOAT32_FTZ TFLOAT32".split()
 )
 NEAREST_TF32 = 11
 SWIZZLES = ("NONE", "32B", "64B", "128B")

@@ -110,23 +110,6 @@ def of_compute(package: PlanPackage, compute: Compute) -> dict[str, Any]:
     }
 
 
-SIGNS: dict[type, str] = {
-    ir.Add: "+",
-    ir.Sub: "-",
-    ir.Mul: "*",
-    ir.Div: "/",
-    ir.FloorDiv: "//",
-    ir.Mod: "%",
-    ir.Shl: "<<",
-    ir.Shr: ">>",
-    ir.Lt: "<",
-    ir.Le: "<=",
-    ir.Eq: "==",
-    ir.Ne: "!=",
-    ir.And: "&",
-    ir.Or: "|",
-    ir.Xor: "^",
-}
 REDUCED = {
     "sum": "{}.sum({}, keepdim=True)",
     "prod": "product({}, {})",
@@ -137,66 +120,10 @@ REDUCED = {
 TORCHS = {"nearest": "round", "ndtr": "special.ndtr", "ndtr_wide": "special.ndtr"}
 # Names that the text of an exported file uses itself.
 TAKEN = frozenset(
-    {
-        "torch",
-        "triton",
-        "tl",
-        "gl",
-        "gluon",
-        "sys",
-        "check",
-        "on",
-        "device",
-        "draw",
-        "read",
-        "stored",
-        "largest",
-        "least",
-        "product",
-        "points",
-        "weight",
-        "main",
-        "run",
-        "reference",
-        "tensors",
-        "bound",
-        "logical",
-        "box",
-        "launch",
-        "TensorDescriptor",
-        "hopper",
-        "mbarrier",
-        "tma",
-        "F",
-        "nullcontext",
-        "given",
-        "got",
-        "want",
-        "along",
-        "choose",
-        "spread",
-        "tensor",
-        "compared",
-        "blocks",
-        "name",
-        "dtype",
-        "shape",
-        "strides",
-        "TENSORS",
-        "POINTS",
-        "RANK",
-        "DEVICE",
-        "RANGES",
-        "BLOCKS",
-        "INTERPRETED",
-        "a",
-        "b",
-        "size",
-        "added",
-        "kind",
-        "drawn",
-        "convolved",
-    }
+    "torch triton tl gl gluon sys check on device draw read stored largest least product points weight "
+    "main run reference tensors bound logical box launch TensorDescriptor hopper mbarrier tma F "
+    "nullcontext given got want along choose spread tensor compared blocks name dtype shape strides "
+    "TENSORS POINTS RANK DEVICE RANGES BLOCKS INTERPRETED a b size added kind drawn convolved".split()
 )
 
 
@@ -289,7 +216,7 @@ class _ReferenceWriter:
             return self.text(e.x, inner) if e.x.dtype.is_integer else self.cast(e, "long")
         if isinstance(e, ir.Neg | ir.Not):
             return f"{'-' if isinstance(e, ir.Neg) else '~'}{self.text(e.x, True)}"
-        if isinstance(e, ir.Binary) and (sign := SIGNS.get(type(e))) is not None:
+        if isinstance(e, ir.Binary) and (sign := ir.INFIX.get(type(e))) is not None:
             made = f"{self.text(e.a, True)} {sign} {self.text(e.b, True)}"
             return f"({made})" if inner else made
         if isinstance(e, ir.Min | ir.Max):

@@ -26,20 +26,8 @@ from transconv.support import records
 
 # Functions that return new memory.
 _FRESH = (torch.nn.modules.conv._ConvNd, torch.nn.modules.batchnorm._BatchNorm, torch.nn.Linear)
-IN_PLACE = (
-    "iadd",
-    "isub",
-    "imul",
-    "itruediv",
-    "ifloordiv",
-    "imod",
-    "ipow",
-    "iand",
-    "ior",
-    "ixor",
-    "ilshift",
-    "irshift",
-    "imatmul",
+IN_PLACE = tuple(
+    "iadd isub imul itruediv ifloordiv imod ipow iand ior ixor ilshift irshift imatmul".split()
 )
 _IN_PLACE = (*(getattr(operator, name) for name in IN_PLACE), operator.setitem)
 _KNOWN = ("torch", "_operator", "operator", "builtins", "math", "transconv")

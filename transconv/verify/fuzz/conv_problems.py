@@ -298,37 +298,13 @@ def quantised(rng: Random, prop: Prop) -> str:
     return "+".join(words)
 
 
-EXACT_WORDS = (
-    "relu",
-    "relu:0.5",
-    "relu:-2",
-    "clip:-4:8",
-    "linear:0.5:1.5",
-    "linear:2:-3",
-    "abs",
-    "round",
-    "bias",
-    "res",
-    "sum:0.5",
-    "sum:2:1",
-    "mul:0.25",
-    "add:3",
-    "max:-1",
-    "min:4",
+EXACT_WORDS = tuple(
+    "relu relu:0.5 relu:-2 clip:-4:8 linear:0.5:1.5 linear:2:-3 abs round bias res sum:0.5 sum:2:1 "
+    "mul:0.25 add:3 max:-1 min:4".split()
 )
-ROUNDED_WORDS = (
-    "elu:0.3",
-    "swish:-0.5",
-    "soft_relu:-2",
-    "pow:0.5:2",
-    "tanh:0:0:2.5",
-    "mish",
-    "hardsigmoid:0.3:0.4",
-    "hardswish:0.2:0.6",
-    "linear:0.3:0.1",
-    "logistic",
-    "div:3",
-    "square",
+ROUNDED_WORDS = tuple(
+    "elu:0.3 swish:-0.5 soft_relu:-2 pow:0.5:2 tanh:0:0:2.5 mish hardsigmoid:0.3:0.4 hardswish:0.2:0.6 "
+    "linear:0.3:0.1 logistic div:3 square".split()
 )
 READ = ("add", "add", "mul", "sub", "max", "min", "ge", "lt", "ne", "prelu", "select", "div")
 READ_TYPES = ("f32", "f32", "f16", "bf16", "s8", "u8")

@@ -200,20 +200,7 @@ class ConvTrial(Trial):
 
 
 FORMER = {"config": "schedule"}  # words under the names that older corpora have
-OPTIONS = (
-    "dir",
-    "dt",
-    "stag",
-    "wtag",
-    "dtag",
-    "math",
-    "target",
-    "schedule",
-    "epilogue",
-    "passes",
-    "shift",
-    "values",
-)
+OPTIONS = tuple("dir dt stag wtag dtag math target schedule epilogue passes shift values".split())
 
 
 GONE = ("strength", "tidy")  # passes that older corpora switch; kernels meant the same with and without
