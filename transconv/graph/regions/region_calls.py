@@ -253,8 +253,8 @@ class Start(NamedTuple):
 class BoundRegion:
     """A region for the sizes of a call: its inputs, kernels, and the views that are handed out; ``lying``:
     the strides of its results, None for an input; ``cut``: what has memory with others. ``ready``: what
-    the kernels that made the last results were asked for, and what launches them, which threads see together;
-    ``alike``: whether inputs are as those of a call before."""
+    the kernels that made the last results were asked for, and what launches them, which threads see
+    together; ``alike``: whether inputs are as those of a call before."""
 
     inputs: tuple[TensorMemory, ...]
     starts: list[Start]
