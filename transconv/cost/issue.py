@@ -19,7 +19,7 @@ from math import prod
 from transconv.compute import Compute, axis_steps, axis_strides, places
 from transconv.cost.symbolic_cost import Number, kept, larger, smaller
 from transconv.ir import CALLS, Add, Call, Cast, Const, Div, Expr, Mul, Sub, View, find
-from transconv.schedule import Block, Schedule, by_tile, has_quads, lanes
+from transconv.schedule import Block, Schedule, by_tile, has_quads, k_steps, lanes
 from transconv.target import Target
 
 ACCESS = 16
@@ -40,10 +40,13 @@ CONVERTED = 1.6
 FOURTH = 0.5  # for each product
 QUADS = 3.0, 1.0  # for each element of A, whose words are mostly made of two others, and of B
 WORDS = 16  # more registers of a thread
-# Registers of a thread for loaded elements; further loads wait. That some wait one after another has no
-# price: of 28 loads of 16 bytes of a weight's gradient ptxas (sm_90) issues nine at once, each other one
-# where its first product stands. bench/problems/depthwise_weight_trials.csv has such tiles and others.
-IN_FLIGHT = 96
+IN_FLIGHT = 96  # registers of a thread for loaded elements; further loads wait
+# ptxas (sm_90) puts many loads of a weight's gradient where their first products stand, so that a step
+# waits several times, for so many registers each time: few where all loads of a row have one mask, because
+# its columns are written out whole. Of 52 kernels whose waits were counted in the machine code, with 14 to
+# 68 loads a step, those with such rows wait 14 times in the mean (2 to 22), others 5 times (1 to 14).
+# TURN_NS: of such a wait; two kernels of one tile on an H200, with 14 and 9 waits in each of four steps.
+TURN_WHOLE, TURN, TURN_NS = 8.0, 20.0, 190.0
 
 
 QUOTIENT = 8.0  # slots of a quotient; one of a number's reciprocal
@@ -111,7 +114,16 @@ class Issued:
     def of(schedule: Schedule, compute: Compute, target: Target) -> Issued:
         """The counts of a kernel."""
         chip = target.rates.issue
-        step, alone, resident = _issued(schedule.blocks, compute, schedule.regs, schedule.warps, target)
+        step, alone, resident, words, copies = _issued(
+            schedule.blocks, compute, schedule.regs, schedule.warps, target
+        )
+        if schedule.stages > 1 and not schedule.unroll and k_steps(schedule, compute) > schedule.split_k:
+            # Loads are ahead, and each passes through shared memory.
+            held = (schedule.stages - 1) * words * 4 * schedule.warps * target.warp_size
+            resident = max(1, min(resident, int(target.shared_bytes / held)))
+            step += schedule.warps * 2 * copies / chip.clock
+        elif schedule.late:
+            alone += TURN_NS * max(0.0, words / (TURN_WHOLE if _is_whole(schedule, compute) else TURN) - 1)
         if not schedule.late and lanes(schedule, compute, "K") > 1:
             step += chip.barriers_ns
         views = [v for v in (compute.a, compute.b) if v is not None]
@@ -122,9 +134,10 @@ class Issued:
 @by_tile
 def _issued(
     blocks: tuple[Block, ...], compute: Compute, regs: str, warps: int, target: Target
-) -> tuple[float, float, int]:
-    """Of ``Issued`` the ``step`` without barriers, ``alone`` and ``resident``: how a sum is divided makes
-    no difference to them."""
+) -> tuple[float, float, int, float, float]:
+    """Of ``Issued`` the ``step`` without barriers, ``alone`` without further waits, and ``resident``; the
+    registers that a thread loads in a step, and the clocks in which shared memory takes those of a warp.
+    How a sum is divided makes no difference to them."""
     chip, schedule = target.rates.issue, Schedule(blocks, regs=regs, warps=warps)
     views = [v for v in (compute.a, compute.b) if v is not None]
     held = prod(lanes(schedule, compute, kind) for kind in "BMNK") / (warps * target.warp_size)
@@ -166,7 +179,13 @@ def _issued(
     )
     step = warps * clocks / chip.clock / chip.share * max(1.0, registers / chip.most_registers) ** 2
     stall = chip.stall * (CONVERTED if 8 in bits and not quads else 1.0)
-    return step, chip.latency_ns + issued * stall / chip.clock, resident
+    copies = sum(max(x.positions * x.loads, words) for x, words in zip(found, short, strict=True))
+    return step, chip.latency_ns + issued * stall / chip.clock, resident, sum(short), copies
+
+
+def _is_whole(schedule: Schedule, compute: Compute) -> bool:
+    """Whether all summed positions that are written out are a whole row."""
+    return all(n >= compute.size(a) for a, n in schedule.written if compute.kind(a) == "K")
 
 
 def by_fours(schedule: Schedule, compute: Compute, target: Target) -> bool:
