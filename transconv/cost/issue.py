@@ -41,12 +41,16 @@ FOURTH = 0.5  # for each product
 QUADS = 3.0, 1.0  # for each element of A, whose words are mostly made of two others, and of B
 WORDS = 16  # more registers of a thread
 IN_FLIGHT = 96  # registers of a thread for loaded elements; further loads wait
-# ptxas (sm_90) puts many loads of a weight's gradient where their first products stand, so that a step
-# waits several times, for so many registers each time: few where all loads of a row have one mask, because
-# its columns are written out whole. Of 52 kernels whose waits were counted in the machine code, with 14 to
-# 68 loads a step, those with such rows wait 14 times in the mean (2 to 22), others 5 times (1 to 14).
-# TURN_NS: of such a wait; two kernels of one tile on an H200, with 14 and 9 waits in each of four steps.
+# ptxas (sm_90) puts loads of a weight's gradient where their first products stand, so that a step waits
+# several times, each time for so many registers: few where all loads of a row have one mask, because its
+# columns are written out whole, more for other loads of 16 bytes. Counted in the machine code of 58 kernels
+# of 14 to 76 loads a step: 14 waits in the mean (2 to 22) of whole rows, 8 (3 to 14) of other loads of
+# 16 bytes, 2 (1 to 3) of narrower ones. TURN is near to times on an H200, half of whose waits are short.
+# TURN_NS: of a wait; two kernels of one tile (H200) with 14 and 9 waits in each of four steps.
 TURN_WHOLE, TURN, TURN_NS = 8.0, 20.0, 190.0
+# Clocks of a warp for each register that goes through shared memory, beside one for each load, where loads
+# are ahead: of eight tiles with one stage and more (H200) that of loads of 4 bytes takes 1.6 times as long.
+COPIED = 0.5
 
 
 QUOTIENT = 8.0  # slots of a quotient; one of a number's reciprocal
@@ -78,6 +82,7 @@ class _Operand:
     elements: float  # per position
     loads: float  # per position
     lines: float  # cache lines that a load of a warp touches
+    within: int  # positions within the tensor: a whole row has others beyond its ends
 
     @property
     def all(self) -> float:
@@ -114,16 +119,16 @@ class Issued:
     def of(schedule: Schedule, compute: Compute, target: Target) -> Issued:
         """The counts of a kernel."""
         chip = target.rates.issue
-        step, alone, resident, words, copies = _issued(
+        step, alone, resident, loaded, loads = _issued(
             schedule.blocks, compute, schedule.regs, schedule.warps, target
         )
         if schedule.stages > 1 and not schedule.unroll and k_steps(schedule, compute) > schedule.split_k:
             # Loads are ahead, and each passes through shared memory.
-            held = (schedule.stages - 1) * words * 4 * schedule.warps * target.warp_size
+            held = (schedule.stages - 1) * loaded * 4 * schedule.warps * target.warp_size
             resident = max(1, min(resident, int(target.shared_bytes / held)))
-            step += schedule.warps * 2 * copies / chip.clock
+            step += schedule.warps * (loads + COPIED * max(loads, loaded)) / chip.clock
         elif schedule.late:
-            alone += TURN_NS * max(0.0, words / (TURN_WHOLE if _is_whole(schedule, compute) else TURN) - 1)
+            alone += TURN_NS * max(0.0, _turns(loaded, loads, schedule, compute) - 1)
         if not schedule.late and lanes(schedule, compute, "K") > 1:
             step += chip.barriers_ns
         views = [v for v in (compute.a, compute.b) if v is not None]
@@ -136,8 +141,8 @@ def _issued(
     blocks: tuple[Block, ...], compute: Compute, regs: str, warps: int, target: Target
 ) -> tuple[float, float, int, float, float]:
     """Of ``Issued`` the ``step`` without barriers, ``alone`` without further waits, and ``resident``; the
-    registers that a thread loads in a step, and the clocks in which shared memory takes those of a warp.
-    How a sum is divided makes no difference to them."""
+    registers that a thread loads in a step, and its loads. How a sum is divided makes no difference to
+    them."""
     chip, schedule = target.rates.issue, Schedule(blocks, regs=regs, warps=warps)
     views = [v for v in (compute.a, compute.b) if v is not None]
     held = prod(lanes(schedule, compute, kind) for kind in "BMNK") / (warps * target.warp_size)
@@ -179,13 +184,16 @@ def _issued(
     )
     step = warps * clocks / chip.clock / chip.share * max(1.0, registers / chip.most_registers) ** 2
     stall = chip.stall * (CONVERTED if 8 in bits and not quads else 1.0)
-    copies = sum(max(x.positions * x.loads, words) for x, words in zip(found, short, strict=True))
-    return step, chip.latency_ns + issued * stall / chip.clock, resident, sum(short), copies
+    loads = sum(x.within * x.loads for x in found)
+    loaded = sum(n * x.within / x.positions for n, x in zip(short, found, strict=True))
+    return step, chip.latency_ns + issued * stall / chip.clock, resident, loaded, loads
 
 
-def _is_whole(schedule: Schedule, compute: Compute) -> bool:
-    """Whether all summed positions that are written out are a whole row."""
-    return all(n >= compute.size(a) for a, n in schedule.written if compute.kind(a) == "K")
+def _turns(loaded: float, loads: float, schedule: Schedule, compute: Compute) -> float:
+    """How often a thread waits for the loads of a step, of so many registers."""
+    if all(n >= compute.size(a) for a, n in schedule.written if compute.kind(a) == "K"):
+        return loaded / TURN_WHOLE
+    return loaded / TURN if loaded * 4 >= loads * ACCESS else 1.0
 
 
 def by_fours(schedule: Schedule, compute: Compute, target: Target) -> bool:
@@ -217,7 +225,14 @@ def _operand(view: View, schedule: Schedule, compute: Compute, target: Target, h
     down = target.warp_size / across if any(b != inner for b in has) else 1.0
     step = abs(strides[inner.last]) if inner else 0
     lines = down * max(1.0, min(across, across * widest * step * size / LINE))
-    return _Operand(places(view, compute, schedule.written), elements, elements / vector, max(1.0, lines))
+    axes = dict(schedule.written).keys()
+    reach = prod(
+        n
+        for d, n in zip(view.dims, view.tensor.shape, strict=True)
+        if not axes.isdisjoint(axis_steps(d, compute))
+    )
+    positions = places(view, compute, schedule.written)
+    return _Operand(positions, elements, elements / vector, max(1.0, lines), min(positions, reach))
 
 
 def _scattered(schedule: Schedule, compute: Compute) -> float:

@@ -459,8 +459,10 @@ def _over_rows(compute: Compute, summed: bool, target: Target) -> Iterator[Sched
                     late=int(summed and bool(rows)),
                     stages=1,
                 )
-                for split in splits(schedule, compute, target)[-2:]:
-                    yield replace(schedule, split_k=split)
+                # Sums over positions wait for their loads, unless these are ahead or more warps run.
+                words = [(1, 4), (2, 4), (1, 8)] if schedule.late else [(1, 4)]
+                for split, (stages, warps) in product(splits(schedule, compute, target)[-2:], words):
+                    yield replace(schedule, split_k=split, stages=stages, warps=warps)
 
 
 def _written(
