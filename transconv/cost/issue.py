@@ -30,11 +30,6 @@ ROW = 30.0  # instructions for the index and the mask of a row of positions, per
 STEP = 30.0  # other instructions of a step
 REGISTERS = 20  # of a thread, for addresses and masks
 UNPACKED = 48  # more of a thread that unpacks bytes and converts them: 40 to 50 in four depthwise kernels
-# Times the clocks between two instructions, where bytes are converted. With 1, of the tiles of a weight
-# gradient the one of 54 us (H200) is estimated to be slower than that of 146 (H100;
-# tests/cost/test_fitted_numbers.py). Others do not tell: with 1 the estimates of 95 kernels are nearer in
-# the mean, and what they put first in 18 groups of trials is as fast.
-CONVERTED = 1.6
 # Of bytes of integers, which are multiplied four at a time (passes/scalar/dp4a.py), in turns of an
 # instruction; those for words and their products take two.
 FOURTH = 0.5  # for each product
@@ -43,13 +38,13 @@ WORDS = 16  # more registers of a thread
 IN_FLIGHT = 96  # registers of a thread for loaded elements; further loads wait
 # ptxas (sm_90) puts loads of a weight's gradient where their first products stand, so that a step waits
 # several times, each time for so many registers: few where all loads of a row have one mask, because its
-# columns are written out whole, more for other loads of 16 bytes. Counted in the machine code of 58 kernels
-# of 14 to 76 loads a step: 14 waits in the mean (2 to 22) of whole rows, 8 (3 to 14) of other loads of
-# 16 bytes, 2 (1 to 3) of narrower ones. TURN is near to times on an H200, half of whose waits are short.
+# columns are written out whole, more for other loads of 16 bytes. Counted in the machine code of 58
+# kernels of 14 to 76 loads a step: 14 waits in the mean (2 to 22) of whole rows, 8 (3 to 14) of other
+# loads of 16 bytes, 2 (1 to 3) of narrower ones. TURN is near to the times, for many of the 8 are short.
 # TURN_NS: of a wait; two kernels of one tile (H200) with 14 and 9 waits in each of four steps.
 TURN_WHOLE, TURN, TURN_NS = 8.0, 20.0, 190.0
 # Clocks of a warp for each register that goes through shared memory, beside one for each load, where loads
-# are ahead: of eight tiles with one stage and more (H200) that of loads of 4 bytes takes 1.6 times as long.
+# are ahead: of eight tiles (H200), that of loads of 4 bytes takes 1.6 times as long with them.
 COPIED = 0.5
 
 
@@ -183,10 +178,9 @@ def _issued(
         ),
     )
     step = warps * clocks / chip.clock / chip.share * max(1.0, registers / chip.most_registers) ** 2
-    stall = chip.stall * (CONVERTED if 8 in bits and not quads else 1.0)
     loads = sum(x.within * x.loads for x in found)
     loaded = sum(n * x.within / x.positions for n, x in zip(short, found, strict=True))
-    return step, chip.latency_ns + issued * stall / chip.clock, resident, loaded, loads
+    return step, chip.latency_ns + issued * chip.stall / chip.clock, resident, loaded, loads
 
 
 def _turns(loaded: float, loads: float, schedule: Schedule, compute: Compute) -> float:

@@ -15,7 +15,6 @@ from math import ceil, inf
 from typing import Any
 
 from transconv.compute import Compute
-from transconv.cost import of_phases
 from transconv.schedule import Block, Schedule
 from transconv.selection import believable, fitted
 from transconv.selection.proposals import heuristics
@@ -66,7 +65,9 @@ class Search:
         return all(believable(fitted(schedule, a, self.target), a, self.target) for a in self.phases)
 
     def guess(self, schedule: Schedule) -> float:
-        return of_phases([fitted(schedule, a, self.target) for a in self.phases], self.phases, self.target)
+        return heuristics.of_phases(
+            [fitted(schedule, a, self.target) for a in self.phases], self.phases, self.target
+        )
 
     @property
     def best(self) -> Schedule | None:
@@ -132,7 +133,7 @@ def ranking(phases: Sequence[Compute], target: Target) -> list[Schedule]:
     for schedule in found:
         each = [fitted(schedule, a, target) for a in phases]
         if all(believable(c, a, target) for c, a in zip(each, phases, strict=True)):
-            sums[schedule] = of_phases(each, phases, target)
+            sums[schedule] = heuristics.of_phases(each, phases, target)
     if not sums:
         raise ScheduleError(
             f"no schedule is legal for all {len(phases)} stride phases of {phases[0].name}"
