@@ -83,6 +83,7 @@ def of_phases(schedules: Sequence[Schedule], computes: Sequence[Compute], target
     pairs = [*zip(schedules, computes, strict=True)]
     if len(pairs) < 2 or not all(s == schedules[0] and takes_turns(s, c, target) for s, c in pairs):
         return sum(estimate(s, c, target) for s, c in pairs)
+    pairs.sort(key=lambda pair: -prod(x.size for x in pair[1].axes_of("K")))  # as they follow one another
     total = estimate(*pairs[0], target)
     for s, c in pairs[1:]:
         like, at = c.named.like if c.named else {}, AtSizes(s, c, target, behind=True)
