@@ -281,6 +281,8 @@ def _box_words(
     ways = [schedule]
     if m * n == 128 * 128:
         ways.append(schedule.with_words(warps=8))
+    if m * n <= 128 * 64:  # a stage less may make room for another program
+        ways.append(schedule.with_words(stages=3))
     if schedule.c == "box":  # a stage less makes room for the result
         ways.append(schedule.with_words(c="gather", stages=schedule.stages + 1))
     if programs(schedule, compute) > target.sms and not compute.sums_positions:
