@@ -29,7 +29,7 @@ from bench.tables import geometric_mean, markdown
 from bench.trials import REFERENCE, target_of
 from transconv.compute import Alone, Compute, parse
 from transconv.conv import ConvProblem, ConvWorkload, Epilogue, Prop
-from transconv.cost import estimate, spills
+from transconv.cost import of_phases, spills
 from transconv.errors import TransconvError
 from transconv.runtime.timing import GRAPH_US
 from transconv.schedule import Schedule
@@ -148,7 +148,7 @@ def _timed(row: Row, computes: Sequence[Compute], target: Target) -> TimedSchedu
     return TimedSchedule(
         each[0],
         alone(float(row["us"])),
-        sum(estimate(s, c, target) for s, c in pairs),
+        of_phases(each, computes, target),
         any(spills(s, c, target) for s, c in pairs),
         family(each[0], computes[0]),
     )

@@ -17,7 +17,7 @@ from statistics import median
 from bench.tables import geometric_mean, markdown
 from transconv.cli.arguments import ranges
 from transconv.conv import DIRECTIONS, ConvProblem, ConvWorkload, Epilogue, Prop, from_problems
-from transconv.cost import estimate
+from transconv.cost import estimate, of_phases
 from transconv.errors import TransconvError
 from transconv.schedule import Schedule
 from transconv.selection import choice, transfer, tuning_db
@@ -84,7 +84,7 @@ def _tried(job: TuningJob, mine: list[Row], target: Target) -> Tried | None:
         except TransconvError:
             continue
         times[schedule] = float(row["us"])
-        guesses[schedule] = sum(estimate(c, a, target) for c, a in zip(fitted, phases, strict=True))
+        guesses[schedule] = of_phases(fitted, phases, target)
         if row.get("origin") == "neighbour":
             explored.append(schedule)
     if not times:

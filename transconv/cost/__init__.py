@@ -5,7 +5,7 @@ In: a schedule, a computation, a target. Out: an estimate. Knows: schedule and w
 
 from transconv.cost.fetches import along_sum, within_groups
 from transconv.cost.issue import ACCESS
-from transconv.cost.model import AtSizes, CostFormula, estimate
+from transconv.cost.model import AtSizes, CostFormula, estimate, of_phases, takes_turns
 from transconv.cost.registers import spills
 from transconv.cost.symbolic_cost import Lines, Number
 from transconv.cost.work import ASYNCHRONOUS, Work, count, is_small
@@ -22,6 +22,8 @@ __all__ = [
     "count",
     "estimate",
     "is_small",
+    "of_phases",
     "spills",
+    "takes_turns",
     "within_groups",
 ]

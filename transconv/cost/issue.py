@@ -19,7 +19,7 @@ from math import prod
 from transconv.compute import Compute, axis_steps, axis_strides, places
 from transconv.cost.symbolic_cost import Number, kept, larger, smaller
 from transconv.ir import CALLS, Add, Call, Cast, Const, Div, Expr, Mul, Sub, View, find
-from transconv.schedule import Block, Schedule, by_tile, has_quads, lanes
+from transconv.schedule import Block, Schedule, by_tile, has_quads, k_steps, lanes
 from transconv.target import Target
 
 ACCESS = 16
@@ -30,20 +30,22 @@ ROW = 30.0  # instructions for the index and the mask of a row of positions, per
 STEP = 30.0  # other instructions of a step
 REGISTERS = 20  # of a thread, for addresses and masks
 UNPACKED = 48  # more of a thread that unpacks bytes and converts them: 40 to 50 in four depthwise kernels
-# Times the clocks between two instructions, where bytes are converted. With 1, of the tiles of a weight
-# gradient the one of 54 us (H200) is estimated to be slower than that of 146 (H100;
-# tests/cost/test_fitted_numbers.py). Others do not tell: with 1 the estimates of 95 kernels are nearer in
-# the mean, and what they put first in 18 groups of trials is as fast.
-CONVERTED = 1.6
 # Of bytes of integers, which are multiplied four at a time (passes/scalar/dp4a.py), in turns of an
 # instruction; those for words and their products take two.
 FOURTH = 0.5  # for each product
 QUADS = 3.0, 1.0  # for each element of A, whose words are mostly made of two others, and of B
 WORDS = 16  # more registers of a thread
-# Registers of a thread for loaded elements; further loads wait. That some wait one after another has no
-# price: of 28 loads of 16 bytes of a weight's gradient ptxas (sm_90) issues nine at once, each other one
-# where its first product stands. bench/problems/depthwise_weight_trials.csv has such tiles and others.
-IN_FLIGHT = 96
+IN_FLIGHT = 96  # registers of a thread for loaded elements; further loads wait
+# ptxas (sm_90) puts loads of a weight's gradient where their first products stand, so that a step waits
+# several times, each time for so many registers: few where all loads of a row have one mask, because its
+# columns are written out whole, more for other loads of 16 bytes. Counted in the machine code of 58
+# kernels of 14 to 76 loads a step: 14 waits in the mean (2 to 22) of whole rows, 8 (3 to 14) of other
+# loads of 16 bytes, 2 (1 to 3) of narrower ones. TURN is near to the times, for many of the 8 are short.
+# TURN_NS: of a wait; two kernels of one tile (H200) with 14 and 9 waits in each of four steps.
+TURN_WHOLE, TURN, TURN_NS = 8.0, 20.0, 190.0
+# Clocks of a warp for each register that goes through shared memory, beside one for each load, where loads
+# are ahead: of eight tiles (H200), that of loads of 4 bytes takes 1.6 times as long with them.
+COPIED = 0.5
 
 
 QUOTIENT = 8.0  # slots of a quotient; one of a number's reciprocal
@@ -75,6 +77,7 @@ class _Operand:
     elements: float  # per position
     loads: float  # per position
     lines: float  # cache lines that a load of a warp touches
+    within: int  # positions within the tensor: a whole row has others beyond its ends
 
     @property
     def all(self) -> float:
@@ -111,7 +114,16 @@ class Issued:
     def of(schedule: Schedule, compute: Compute, target: Target) -> Issued:
         """The counts of a kernel."""
         chip = target.rates.issue
-        step, alone, resident = _issued(schedule.blocks, compute, schedule.regs, schedule.warps, target)
+        step, alone, resident, loaded, loads = _issued(
+            schedule.blocks, compute, schedule.regs, schedule.warps, target
+        )
+        if schedule.stages > 1 and not schedule.unroll and k_steps(schedule, compute) > schedule.split_k:
+            # Loads are ahead, and each passes through shared memory.
+            held = (schedule.stages - 1) * loaded * 4 * schedule.warps * target.warp_size
+            resident = max(1, min(resident, int(target.shared_bytes / held)))
+            step += schedule.warps * (loads + COPIED * max(loads, loaded)) / chip.clock
+        elif schedule.late:
+            alone += TURN_NS * max(0.0, _turns(loaded, loads, schedule, compute) - 1)
         if not schedule.late and lanes(schedule, compute, "K") > 1:
             step += chip.barriers_ns
         views = [v for v in (compute.a, compute.b) if v is not None]
@@ -122,9 +134,10 @@ class Issued:
 @by_tile
 def _issued(
     blocks: tuple[Block, ...], compute: Compute, regs: str, warps: int, target: Target
-) -> tuple[float, float, int]:
-    """Of ``Issued`` the ``step`` without barriers, ``alone`` and ``resident``: how a sum is divided makes
-    no difference to them."""
+) -> tuple[float, float, int, float, float]:
+    """Of ``Issued`` the ``step`` without barriers, ``alone`` without further waits, and ``resident``; the
+    registers that a thread loads in a step, and its loads. How a sum is divided makes no difference to
+    them."""
     chip, schedule = target.rates.issue, Schedule(blocks, regs=regs, warps=warps)
     views = [v for v in (compute.a, compute.b) if v is not None]
     held = prod(lanes(schedule, compute, kind) for kind in "BMNK") / (warps * target.warp_size)
@@ -165,8 +178,16 @@ def _issued(
         ),
     )
     step = warps * clocks / chip.clock / chip.share * max(1.0, registers / chip.most_registers) ** 2
-    stall = chip.stall * (CONVERTED if 8 in bits and not quads else 1.0)
-    return step, chip.latency_ns + issued * stall / chip.clock, resident
+    loads = sum(x.within * x.loads for x in found)
+    loaded = sum(n * x.within / x.positions for n, x in zip(short, found, strict=True))
+    return step, chip.latency_ns + issued * chip.stall / chip.clock, resident, loaded, loads
+
+
+def _turns(loaded: float, loads: float, schedule: Schedule, compute: Compute) -> float:
+    """How often a thread waits for the loads of a step, of so many registers."""
+    if all(n >= compute.size(a) for a, n in schedule.written if compute.kind(a) == "K"):
+        return loaded / TURN_WHOLE
+    return loaded / TURN if loaded * 4 >= loads * ACCESS else 1.0
 
 
 def by_fours(schedule: Schedule, compute: Compute, target: Target) -> bool:
@@ -198,7 +219,14 @@ def _operand(view: View, schedule: Schedule, compute: Compute, target: Target, h
     down = target.warp_size / across if any(b != inner for b in has) else 1.0
     step = abs(strides[inner.last]) if inner else 0
     lines = down * max(1.0, min(across, across * widest * step * size / LINE))
-    return _Operand(places(view, compute, schedule.written), elements, elements / vector, max(1.0, lines))
+    axes = dict(schedule.written).keys()
+    reach = prod(
+        n
+        for d, n in zip(view.dims, view.tensor.shape, strict=True)
+        if not axes.isdisjoint(axis_steps(d, compute))
+    )
+    positions = places(view, compute, schedule.written)
+    return _Operand(positions, elements, elements / vector, max(1.0, lines), min(positions, reach))
 
 
 def _scattered(schedule: Schedule, compute: Compute) -> float:

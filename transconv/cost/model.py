@@ -27,7 +27,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from math import prod
+from math import inf, prod
 from typing import cast
 
 from transconv.compute import Axis, Compute
@@ -36,7 +36,7 @@ from transconv.cost.copies import copied, copied_at, leaving_us, meeting_us, rea
 from transconv.cost.issue import LINE
 from transconv.cost.symbolic_cost import Lines, Number, kept, larger, smaller
 from transconv.cost.work import HEAVY, LaunchCounts, Work, count, further_reads
-from transconv.ir import EXACT_TERMS, Expr, View, as_expr, minimum
+from transconv.ir import EXACT_TERMS, Expr, View, as_expr, minimum, value_at
 from transconv.schedule import PRICED, Block, Schedule, Scheduled, k_steps, programs, tile
 from transconv.target import L2_GBS, Constants, Target
 
@@ -74,6 +74,28 @@ def estimate(
         if word.price is not None and schedule.word(word.name) != word.default:
             us = word.price(us, schedule, compute, target)
     return us
+
+
+def of_phases(schedules: Sequence[Schedule], computes: Sequence[Compute], target: Target) -> float:
+    """Estimated microseconds of stride phases: of one launch, which starts and fills its stages once, if
+    they have one schedule of an explicit kernel whose programs take turns at the tiles of each; else of
+    one launch after another."""
+    pairs = [*zip(schedules, computes, strict=True)]
+    if len(pairs) < 2 or not all(s == schedules[0] and takes_turns(s, c, target) for s, c in pairs):
+        return sum(estimate(s, c, target) for s, c in pairs)
+    pairs.sort(key=lambda pair: -prod(x.size for x in pair[1].axes_of("K")))  # as they follow one another
+    total = estimate(*pairs[0], target)
+    for s, c in pairs[1:]:
+        like, at = c.named.like if c.named else {}, AtSizes(s, c, target, behind=True)
+        total += cast(float, at.us(*[value_at(n, like) for n in at.counts]))
+    return total
+
+
+def takes_turns(schedule: Schedule, compute: Compute, target: Target) -> bool:
+    """Whether the programs of an explicit kernel have several tiles each, as those of stride phases must
+    that are one launch: known before they are lowered."""
+    tiles = inf if compute.named else programs(schedule, Scheduled(compute, schedule, target).main)
+    return schedule.via == "gluon" and 0 < schedule.programs < tiles
 
 
 @lru_cache(maxsize=1 << 14)  # ranking, neighbours and the output of commands ask for the same schedules
@@ -153,7 +175,7 @@ class ModelTime:
         together = kept(smaller(resident, larger(rounds, 1.0))) if resident > 1 else 1
         # A persistent program of Triton begins to load a tile when the one before it is stored.
         ahead = schedule.programs and schedule.via == "gluon"
-        fills = 1.0 if ahead else rounds / together
+        fills = float(not self.behind) if ahead else rounds / together
         products = kept(steps * self._step_ns(together, steps))
         last: Number = 0.0
         each: Number

@@ -263,10 +263,10 @@ def _resident(schedule: Schedule, compute: Compute, target: Target) -> int:
     registers = _registers(schedule, compute, target)
     fit = [target.regs / (threads * min(registers, 255)), 2048 / threads]
     if schedule.unit == "mma" and compute.b is not None:
-        shared = 1024 + sum(
-            of(schedule, compute)
-            for of in (shared_memory.shared_bytes, shared_memory.result_bytes, shared_memory.behind_bytes)
-        )
+        parts = (shared_memory.shared_bytes, shared_memory.result_bytes, shared_memory.behind_bytes)
+        sizes = [of(schedule, compute) for of in parts]
+        # Triton stores results from where the stages were.
+        shared = 1024 + (max(sizes) if schedule.via == "tl" else sum(sizes))
         fit.append(target.shared_bytes / shared)
     return max(1, int(min(fit)))
 

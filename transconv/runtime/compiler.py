@@ -16,7 +16,7 @@ from math import inf, prod
 from typing import Any, TypeVar, cast
 
 from transconv.compute import Alone, Compute, Workload, in_bands
-from transconv.cost import estimate
+from transconv.cost import estimate, of_phases, takes_turns
 from transconv.ir import Kernel, Tensor
 from transconv.passes import TOGETHER, decided, leave, lower, running, together
 from transconv.passes.lowering import split_k
@@ -31,7 +31,7 @@ from transconv.runtime.steps import (
     main_computations,
     with_copies,
 )
-from transconv.schedule import Schedule, Scheduled, is_copy, part_spaces, programs, why_not
+from transconv.schedule import Schedule, Scheduled, is_copy, part_spaces, why_not
 from transconv.selection import Listed, forget_lists, grouped_alike, grouping, shortlist, with_same_bits
 from transconv.support import Cache, ScheduleError, StageError, Unsupported, knobs
 from transconv.target import Target
@@ -236,12 +236,12 @@ class _Shelf:
         for s in dict.fromkeys(schedules):
             if s.split_k == 1 and not any(
                 (c.pack, c.merge) != (s.pack, s.merge)
-                or (s.via == "gluon" and not _deals(s, a, target))
+                or (s.via == "gluon" and not takes_turns(s, a, target))
                 or (self.deterministic and a.named and grouping(s, a) != grouping(c, a))
                 or why_not(s, a, target)
                 for a, c in phases
             ):
-                found[s] = sum(estimate(s, a, target) for a, _ in phases)
+                found[s] = of_phases([s] * len(phases), [a for a, _ in phases], target)
         for schedule in sorted((s for s in found if found[s] <= most), key=found.__getitem__):
             kernel = together([self.step(a, schedule, target).kernel for a, _ in phases])
             if kernel is None or self.uncertified(kernel, phases[0][0]):
@@ -309,13 +309,6 @@ class _Shelf:
         if not self.why:
             self.why, self.tuned = made.why, made.close
         return made.schedule
-
-
-def _deals(schedule: Schedule, compute: Compute, target: Target) -> bool:
-    """Whether programs may have several tiles each, as explicit kernels must that are one launch: known
-    before they are lowered."""
-    tiles = inf if compute.named else programs(schedule, Scheduled(compute, schedule, target).main)
-    return 0 < schedule.programs < tiles
 
 
 _plans: Cache[tuple[Any, ...], Plan] = Cache("plans")

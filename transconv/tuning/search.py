@@ -65,8 +65,8 @@ class Search:
         return all(believable(fitted(schedule, a, self.target), a, self.target) for a in self.phases)
 
     def guess(self, schedule: Schedule) -> float:
-        return sum(
-            heuristics.estimate(fitted(schedule, a, self.target), a, self.target) for a in self.phases
+        return heuristics.of_phases(
+            [fitted(schedule, a, self.target) for a in self.phases], self.phases, self.target
         )
 
     @property
@@ -133,9 +133,7 @@ def ranking(phases: Sequence[Compute], target: Target) -> list[Schedule]:
     for schedule in found:
         each = [fitted(schedule, a, target) for a in phases]
         if all(believable(c, a, target) for c, a in zip(each, phases, strict=True)):
-            sums[schedule] = sum(
-                heuristics.estimate(c, a, target) for c, a in zip(each, phases, strict=True)
-            )
+            sums[schedule] = heuristics.of_phases(each, phases, target)
     if not sums:
         raise ScheduleError(
             f"no schedule is legal for all {len(phases)} stride phases of {phases[0].name}"

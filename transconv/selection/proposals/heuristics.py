@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from transconv.compute import Compute
-from transconv.cost import estimate, spills
+from transconv.cost import estimate, of_phases, spills
 from transconv.ir import f32
 from transconv.schedule import (
     PROPOSING,
@@ -32,7 +32,7 @@ from transconv.selection.proposals.tile_shapes import fusable, tilings, too_long
 from transconv.support import ScheduleError
 from transconv.target import Target
 
-__all__ = ["candidates", "default", "estimate", "fusable", "programs", "proposals", "tilings"]
+__all__ = ["candidates", "default", "estimate", "fusable", "of_phases", "programs", "proposals", "tilings"]
 
 MOST = 200  # candidates that are checked and tuned
 KINDS: tuple[Callable[[Schedule, Schedule], bool], ...] = (

@@ -281,6 +281,8 @@ def _box_words(
     ways = [schedule]
     if m * n == 128 * 128:
         ways.append(schedule.with_words(warps=8))
+    if m * n <= 128 * 64:  # a stage less may make room for another program
+        ways.append(schedule.with_words(stages=3))
     if schedule.c == "box":  # a stage less makes room for the result
         ways.append(schedule.with_words(c="gather", stages=schedule.stages + 1))
     if programs(schedule, compute) > target.sms and not compute.sums_positions:
@@ -459,8 +461,10 @@ def _over_rows(compute: Compute, summed: bool, target: Target) -> Iterator[Sched
                     late=int(summed and bool(rows)),
                     stages=1,
                 )
-                for split in splits(schedule, compute, target)[-2:]:
-                    yield replace(schedule, split_k=split)
+                # Sums over positions wait for their loads, unless these are ahead or more warps run.
+                words = [(1, 4), (2, 4), (1, 8)] if schedule.late else [(1, 4)]
+                for split, (stages, warps) in product(splits(schedule, compute, target)[-2:], words):
+                    yield replace(schedule, split_k=split, stages=stages, warps=warps)
 
 
 def _written(
