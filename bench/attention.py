@@ -24,17 +24,13 @@ CHECKED = 128  # queries that are computed in f64
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
-    parser.add_argument(
-        "--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16", help="of operands"
-    )
-    parser.add_argument("--tf32", action="store_true", help="round f32 to tf32 in products")
+    parser.add_argument("--dtype", choices=("bfloat16", "float16"), default="bfloat16", help="of operands")
 
 
 def main(options: argparse.Namespace) -> int:
     """Time them; 1 if a result of ours is more than twice as far from f64 as torch's. Raises ValueError
     where there is no GPU."""
     expect_gpu("attention")
-    torch.backends.cuda.matmul.allow_tf32 = options.tf32
     clock, wrong, out = Clock("cuda", 90.0), 0, Path(options.out)
     out.mkdir(parents=True, exist_ok=True)
     with (out / "attention.csv").open("w", newline="", encoding="utf-8") as file, torch.no_grad():

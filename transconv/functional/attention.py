@@ -22,7 +22,6 @@ import torch.nn.functional as F
 
 from transconv.functional.calls.compiled_launch import HELD
 from transconv.functional.calls.torch_operators import store
-from transconv.torch_ops.calls.lower_call import read_precision
 from transconv.torch_ops.operators import implement, library
 
 Tensor = torch.Tensor
@@ -70,11 +69,11 @@ def scratch_bytes(query: Tensor, key: Tensor) -> int:
 
 @lru_cache(maxsize=256)
 def _texts(
-    dtype: str, math: str, heads: int, m: int, n: int, k: int, wide: int, factor: float
+    dtype: str, heads: int, m: int, n: int, k: int, wide: int, factor: float
 ) -> tuple[str, str, str]:
-    """The computations of a block: scores, weights, result. ``math``: how f32 is multiplied."""
+    """The computations of a block: scores, weights, result."""
     return (
-        f"compute attention_scores math={math}\n tensor Q {dtype} [{heads}, {m}, {k}]\n"
+        f"compute attention_scores\n tensor Q {dtype} [{heads}, {m}, {k}]\n"
         f" tensor K {dtype} [{heads}, {n}, {k}]\n tensor S f32 [{heads}, {m}, {n}]\n"
         f" axes h={heads} m={m} n={n} | k={k}\n read q = Q[h, m, k]\n read w = K[h, n, k]\n"
         f" let s = sum(q*w; k)\n store S[h, m, n] = s*{factor!r}\n",
@@ -82,7 +81,7 @@ def _texts(
         f" tensor P {dtype} [{heads}, {m}, {n}]\n axes h={heads} m={m} | n={n}\n read x = S[h, m, n]\n"
         " let top = max(x; n)\n let total = sum(exp(x - top); n)\n"
         " store P[h, m, n] = exp(x - top)/total\n",
-        f"compute attention_values math={math}\n tensor P {dtype} [{heads}, {m}, {n}]\n"
+        f"compute attention_values\n tensor P {dtype} [{heads}, {m}, {n}]\n"
         f" tensor V {dtype} [{heads}, {n}, {wide}]\n tensor Y {dtype} [{heads}, {m}, {wide}]\n"
         f" axes h={heads} m={m} w={wide} | n={n}\n read p = P[h, m, n]\n read v = V[h, n, w]\n"
         " let s = sum(p*v; n)\n store Y[h, m, w] = s\n",
@@ -93,11 +92,10 @@ def _attention(query: Tensor, key: Tensor, value: Tensor, factor: float) -> Tens
     """The operator's kernels, of dense operands."""
     q, k, v = (x.reshape(-1, *x.shape[-2:]).contiguous() for x in (query, key, value))
     made = q.new_empty((*q.shape[:2], v.shape[-1]))
-    tf32 = q.dtype is torch.float32 and read_precision("cuda", "matmul") == "tf32"
     for here, rows in _spans(len(q), q.shape[1], k.shape[1]):
         block, keys, values, y = q[here, rows], k[here], v[here], made[here, rows]
         sizes = *block.shape[:2], keys.shape[1], block.shape[2], values.shape[2]
-        texts = _texts(HELD[q.dtype].name, "tf32" if tf32 else "ieee", *sizes, factor)
+        texts = _texts(HELD[q.dtype].name, *sizes, factor)
         scores = block.new_empty(sizes[:3], dtype=torch.float32)
         weights = block.new_empty(sizes[:3])
         if not (
