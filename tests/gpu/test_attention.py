@@ -37,7 +37,7 @@ def test_attention_of_wide_heads(
     scores: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """At most twice as far from f64 as torch's own kernel."""
+    """Weights of at most 1 are rounded to the type, and so is the result."""
     monkeypatch.setattr(attention, "SCORES", scores)
     monkeypatch.setattr(attention, "ROWS", 128)
     torch.manual_seed(queries)
@@ -45,7 +45,7 @@ def test_attention_of_wide_heads(
     q = 2 * q
     want = F.scaled_dot_product_attention(q.double(), k.double(), v.double())
     made = attention.attention(q, k, v, wide**-0.5)
-    assert 0 < off(made, want) <= 2 * off(F.scaled_dot_product_attention(q, k, v), want)
+    assert 0 < off(made, want) <= 2 * torch.finfo(kind).eps * v.abs().max()
     assert torch.equal(made, attention.attention(q, k, v, wide**-0.5))
 
 

@@ -136,7 +136,11 @@ def test_parts_of_a_result(last: bool, kind: torch.dtype, norm: list[str | None]
                 part, w, b, initial_states=before, return_final_states=True, **words
             )
             pieces.append(y)
-    assert all(map(torch.equal, [torch.cat(p, -1) for p in zip(*pieces, strict=True)], one))
+    for joined, whole in zip((torch.cat(p, -1) for p in zip(*pieces, strict=True)), one, strict=True):
+        if kind is torch.float32:  # sums of norms may be contracted otherwise
+            torch.testing.assert_close(joined, whole, rtol=1e-5, atol=1e-5)
+        else:
+            assert torch.equal(joined, whole)
 
 
 @pytest.mark.parametrize("last", [False, True])

@@ -326,7 +326,7 @@ def planted_pass(bug: Bug) -> Iterator[None]:
 
 
 def comparisons_include_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(arithmetic.SIGN, Lt, "<=")
+    monkeypatch.setitem(arithmetic.ir.INFIX, Lt, "<=")
 
 
 def sums_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:

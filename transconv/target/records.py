@@ -235,7 +235,6 @@ class Target:
         return _switched(found)
 
 
-# What cards are called, and their chips.
 CARDS = {
     "a100": "sm_80",
     "a800": "sm_80",
@@ -270,6 +269,7 @@ CARDS = {
     "140v": "lnl",
     "cpu": "interpreter",
 }
+"""What cards are called, and their chips."""
 HERE = ("cuda", "gpu", "auto", "native")  # the chip of this machine, as others say it
 FORMER = {"xpu": "pvc"}  # a record's name before it had this one
 TOO_OLD = ("sm_70", "sm_72", "sm_75", "v100", "t4")
