@@ -42,7 +42,7 @@ def test_blocks_of_queries_are_torchs(
     monkeypatch.setattr(attention, "ROWS", 64)
     q, k, v = given(shape, keys, kind)
     heads = q[..., 0, 0].numel()
-    assert len(list(attention._spans(heads, shape[-2], keys))) == count
+    assert len(attention._spans(heads, shape[-2], keys)) == count
     transconv.stats(reset=True)
     y = attention.attention(q, k, v, 0.3)
     ran = transconv.stats().native
@@ -90,6 +90,35 @@ def test_graphs_have_it_where_torch_has_no_fast_kernel(monkeypatch: pytest.Monke
             torch.testing.assert_close(y, f(*tensors), rtol=2e-3, atol=2e-3)
     y, text = found(attend, q.requires_grad_(), k, v)
     assert "a kernel of its own" not in text
+
+
+class Marked(Tensor):
+    """A tensor with rules of its own."""
+
+
+def test_tensors_with_rules_of_their_own_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "WIDE", 8)
+    q, k, v = given((1, 2, 9, 16), 7, torch.float16)
+    assert not attention.why_not(q, k, v)
+    assert "subclasses" in attention.why_not(q, k.as_subclass(Marked), v)
+    assert "not measured" in attention.why_not(*(x.to("meta") for x in (q, k, v)))
+
+
+@pytest.mark.parametrize("there", [0, 1, 2, 4])
+def test_torch_computes_while_a_kernel_is_not_there(there: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever of the kernels of two blocks it is, and nothing waits."""
+    monkeypatch.setattr(attention, "SCORES", 1)
+    own, asked = attention.store, list[bool]()
+
+    def store(text: str, read: list[Tensor], made: list[Tensor], waits: bool = True) -> bool:
+        asked.append(waits)
+        return len(asked) <= there and own(text, read, made, waits)
+
+    monkeypatch.setattr(attention, "store", store)
+    q, k, v = given((1, 2, 9, 16), 7, torch.float16)
+    y = attention.attention(q, k, v, 0.3)
+    assert torch.equal(y, F.scaled_dot_product_attention(q, k, v, scale=0.3))
+    assert asked == [False] * (there + 1)
 
 
 def test_memory_of_a_block_is_counted() -> None:

@@ -137,8 +137,8 @@ def test_parts_of_a_result(last: bool, kind: torch.dtype, norm: list[str | None]
             )
             pieces.append(y)
     for joined, whole in zip((torch.cat(p, -1) for p in zip(*pieces, strict=True)), one, strict=True):
-        if kind is torch.float32:  # sums of norms may be contracted otherwise
-            torch.testing.assert_close(joined, whole, rtol=1e-5, atol=1e-5)
+        if norm:  # whose sums over a head have no promised order
+            torch.testing.assert_close(joined, whole, rtol=near, atol=near)
         else:
             assert torch.equal(joined, whole)
 

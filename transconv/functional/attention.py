@@ -1,9 +1,9 @@
 """transconv::attention: attention of heads that torch's fast kernels do not take, in blocks of queries.
 
-torch's fast attention holds a head of at most 256 numbers on chip. Decoders of images have one head of all
-features, 384 or 512, for which torch's memory-efficient kernel is at a fifth of a GPU's rate. There two
-products and a softmax are faster, although the scores pass through memory: a block of queries after
-another, so that few of them are there at once.
+torch's fast attention holds a head of at most 256 numbers on chip (NVIDIA). Decoders of images have one
+head of all features, 384 or 512, which torch's memory-efficient kernel computes. Two products and a
+softmax are 2 to 4 times as fast (H200, ``bench attention``), although the scores pass through memory: a
+block of queries after another, so that few of them are there at once.
 
     scores    f32, of a block: queries times keys, times a factor
     weights   the softmax of each row, rounded to the type of the operands, as in torch's kernels
@@ -13,7 +13,6 @@ Compiled graphs have the operator where ``why_not`` has no reason (graph/regions
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import lru_cache
 from math import prod
 
@@ -22,6 +21,7 @@ import torch.nn.functional as F
 
 from transconv.functional.calls.compiled_launch import HELD
 from transconv.functional.calls.torch_operators import store
+from transconv.torch_ops.calls.call_attributes import is_known
 from transconv.torch_ops.operators import implement, library
 
 Tensor = torch.Tensor
@@ -40,6 +40,10 @@ attention = torch.ops.transconv.attention.default
 def why_not(query: Tensor, key: Tensor, value: Tensor) -> str:
     """Why torch's own attention of (..., heads, positions, numbers) is as good; empty where it is not."""
     given = query, key, value
+    if query.device.type not in ("cuda", "cpu") or torch.version.hip is not None:
+        return "torch's attention on other devices was not measured"
+    if not all(map(is_known, given)):
+        return "subclasses of tensors have rules of their own"
     if query.dtype not in (torch.float16, torch.bfloat16) or len({x.dtype for x in given}) > 1:
         return "types that are not of 16 bits"
     if torch.is_grad_enabled() and any(x.requires_grad for x in given):
@@ -99,20 +103,19 @@ def _attention(query: Tensor, key: Tensor, value: Tensor, factor: float) -> Tens
         scores = block.new_empty(sizes[:3], dtype=torch.float32)
         weights = block.new_empty(sizes[:3])
         if not (
-            store(texts[0], [block, keys], [scores])
-            and store(texts[1], [scores], [weights])
-            and store(texts[2], [weights, values], [y])
+            store(texts[0], [block, keys], [scores], waits=False)
+            and store(texts[1], [scores], [weights], waits=False)
+            and store(texts[2], [weights, values], [y], waits=False)
         ):
             return _composed(query, key, value, factor)
     return made.view(*query.shape[:-1], value.shape[-1])
 
 
-def _spans(heads: int, queries: int, keys: int) -> Iterator[tuple[slice, slice]]:
+def _spans(heads: int, queries: int, keys: int) -> list[tuple[slice, slice]]:
     """The heads and the queries of each block."""
     some, rows = blocks(heads, queries, keys)
-    for h in range(0, heads, some):
-        for m in range(0, queries, rows):
-            yield slice(h, h + some), slice(m, m + rows)
+    firsts = [slice(h, h + some) for h in range(0, heads, some)]
+    return [(h, slice(m, m + rows)) for h in firsts for m in range(0, queries, rows)]
 
 
 def _fake(query: Tensor, key: Tensor, value: Tensor, factor: float) -> Tensor:

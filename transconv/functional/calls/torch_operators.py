@@ -71,16 +71,16 @@ def _computed(text: str, given: list[Tensor], device: torch.device) -> list[Tens
     return made if store(text, given, made) else by_numpy(text, given, device)
 
 
-def store(text: str, given: Sequence[Tensor], made: Sequence[Tensor]) -> bool:
+def store(text: str, given: Sequence[Tensor], made: Sequence[Tensor], waits: bool = True) -> bool:
     """Launch a text that stores into these tensors, which lie as it says. False, with the reason
-    announced, where no kernel may take them."""
+    announced, where no kernel may take them. ``waits``: for compilation, or as the user's mode has it."""
     found = program(text)
     why = refused(given or made, [True] * max(len(given), len(found.stored)), HELD)
     message = ""
     if not why:
-        whole = aligned(given or made) and aligned(made)
+        whole, mode = aligned(given or made) and aligned(made), "now" if waits else settings.mode
         try:
-            launch_of_batch(text, made[0].device, whole, "now").start([*given, *made])
+            launch_of_batch(text, made[0].device, whole, mode).start([*given, *made])
         except Unsupported as error:
             why, message = error.reason, error.message
         else:
