@@ -208,3 +208,18 @@ BEHIND = """compute behind
 )
 def test_products_that_are_added_may_be_rounded_otherwise(value: str, alike: bool) -> None:
     assert adds_alike(parse(BEHIND.format(value=value))) == alike
+
+
+def test_samples_beyond_the_addresses_of_32_bits() -> None:
+    """Of large samples one kernel takes few, and the example is among them."""
+    large = """compute large
+    tensor X bf16 [n={n}, c=256, p=1048576]
+    tensor Y bf16 [n={n}, c=256, p=1048576]
+    axes   n={n} c=256 p=1048576
+    read   x = X[n, c, p]
+    store  Y[n, c, p] = x * 2"""
+    form = of_any_batch(parse(large.format(n=4)))
+    assert form.named is not None and str(form.named.each[0]) == "BATCH=7 in 1..7"
+    assert str(form.at(BATCH=7)) == str(parse(large.format(n=7)))
+    with pytest.raises(Unsupported, match="8 samples of 268435456 elements; one kernel takes at most 7"):
+        of_any_batch(parse(large.format(n=8)))

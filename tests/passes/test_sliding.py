@@ -294,7 +294,7 @@ def test_barriers_at_every_step_cost() -> None:
     compute = made_of(LARGE, BWD_W)
     late = Schedule.parse("kh:8 kw:7 mb.oh:4 ow:8 g:32 | fma | regs=ow.kw late=1 split_k=60 stages=1")
     soon = Schedule.parse(str(late).replace("late=1 ", ""))
-    assert cost.estimate(soon, compute, SM90) > 1.05 * cost.estimate(late, compute, SM90)
+    assert cost.estimate(soon, compute, SM90) > 3 * cost.estimate(late, compute, SM90)
 
 
 def test_one_channel_and_a_large_window_are_multiplied_in_registers() -> None:

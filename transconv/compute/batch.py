@@ -161,7 +161,11 @@ def of_any_batch(compute: Compute) -> Compute:
         return compute
     seen = {t: _with_batch(t, axis, compute) for t in compute.tensors}
     each = max(prod(t.shape) // compute.size(axis) for t, of in seen.items() if of is not t)
-    size = Size(BATCH, reference(each), 1, min(LARGEST // max(1, each), LARGEST))
+    most = LARGEST // max(1, each)
+    if compute.size(axis) > most:
+        why = f"{compute.size(axis)} samples of {each} elements; one kernel takes at most {most}"
+        raise Unsupported("invariant:size", why)
+    size = Size(BATCH, min(reference(each), most), 1, most)
     axes = tuple(replace(x, extent=Var(BATCH)) if x.name == axis else x for x in compute.axes)
     made = compute.over(lambda v: View(seen[v.tensor], v.dims))
     made = with_notes(parse(str(replace(made, axes=axes, named=Sizes((size,))))), compute)

@@ -122,10 +122,10 @@ class Issued:
             held = (schedule.stages - 1) * loaded * 4 * schedule.warps * target.warp_size
             resident = max(1, min(resident, int(target.shared_bytes / held)))
             step += schedule.warps * (loads + COPIED * max(loads, loaded)) / chip.clock
-        elif schedule.late:
+        elif compute.sums_positions:
             alone += TURN_NS * max(0.0, _turns(loaded, loads, schedule, compute) - 1)
         if not schedule.late and lanes(schedule, compute, "K") > 1:
-            step += chip.barriers_ns
+            step += chip.barriers_ns * prod(n for a, n in schedule.written if compute.kind(a) != "K")
         views = [v for v in (compute.a, compute.b) if v is not None]
         distinct = _distinct(schedule, compute, views)
         return Issued(step, alone, resident, distinct, _scattered(schedule, compute), target)

@@ -27,7 +27,7 @@ from transconv.graph.lowerings.table import (
 )
 from transconv.graph.sizes import Length, SymbolicSize, like
 from transconv.ir import TRUE, Expr, Var, all_of, free_vars, substitute, value_at
-from transconv.support import TransconvError
+from transconv.support import TransconvError, Unsupported
 from transconv.torch_ops.arguments import Params
 from transconv.torch_ops.calls.lower_call import DTYPES, Types, describe, each, flags, read_precision
 from transconv.torch_ops.operators import read
@@ -294,11 +294,14 @@ def _relation(
 
 def _of_any_batch(problem: ConvProblem, prop: Prop) -> tuple[Compute, ...]:
     """The computations of a direction with the number of images as a name, as they are for one number;
-    none where a position of the result may be none of the image's."""
+    none where a position of the result may be none of the image's, or tensors are too large."""
     each = computes(problem, prop)
     if any(d.mask is not TRUE for c in each for d in c.c.dims):
         return ()
-    return tuple(map(of_any_batch, each))
+    try:
+        return tuple(map(of_any_batch, each))
+    except Unsupported:
+        return ()
 
 
 def _related(prop: Prop, shape: Shape, x: Piece, w: Piece, p: Params, dtype: torch.dtype) -> ProductSum:
