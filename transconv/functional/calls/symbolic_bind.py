@@ -309,8 +309,10 @@ def texts(named: library.LibraryText) -> tuple[str, ...]:
 def _said(named: library.LibraryText, reach: int) -> list[str]:
     """The sizes with examples and ranges, and what must hold for their products."""
     said, rows = [], len(named.sizes) - len(named.summed)
+    numbers = max((prod(int(n) for n in p if n.isdecimal()) for p in named.products), default=1)
     for name in named.sizes:
-        like, most = round((ROWS if named.summed else ELEMENTS) ** (1 / max(1, rows))), MOST
+        points = max(1, (ROWS if named.summed else ELEMENTS) // numbers)
+        like, most = round(points ** (1 / max(1, rows))), MOST
         if name in named.summed:
             like, most = round(min(reach, LONG) ** (1 / len(named.summed))), reach
         elif named.windows:
