@@ -417,7 +417,10 @@ def test_any_number_of_features_has_forms_for_any_size(c: int, words: dict[str, 
     x, w, b, state = (torch.empty(s, device="meta") for s in shapes)
     split = [n * c // 4 for n in words["split"]] if "split" in words else None
     numbers = causal._numbers(x, "silu", split, words.get("norm"), 4, 1e-6)
-    for given in ((x, w, None, state, None), (x, w, b, None, torch.empty(2, 9, dtype=torch.int64, device="meta"))):
+    for given in (
+        (x, w, None, state, None),
+        (x, w, b, None, torch.empty(2, 9, dtype=torch.int64, device="meta")),
+    ):
         made = symbolic_bind.bind(causal.CONV, given, numbers, (True,) * 3, any_size=True)
         assert all(step.named is not None for step in (made.forward, *made.backward))
 

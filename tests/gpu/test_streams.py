@@ -148,7 +148,7 @@ def test_parts_of_a_result(last: bool, kind: torch.dtype, norm: list[str | None]
 def test_a_step_has_its_bits_in_any_batch(
     ring: int, kind: torch.dtype, norm: list[str | None] | None
 ) -> None:
-    """In invariant mode, with states in rows of a larger one; up to as many samples as other plans are for."""
+    """In invariant mode, with states in rows of a larger one; other plans are for so many samples."""
     torch.manual_seed(0)
     c, n = 512, 300
     split, head = ([128, 128, 256], 64) if norm else (None, 1)

@@ -272,7 +272,7 @@ def _with_batch(tensor: Tensor, axis: str, compute: Compute) -> Tensor:
 
 
 def _is_told(coord: Expr, axis: str, compute: Compute) -> bool:
-    """Whether a coordinate moves along the axis by what other tensors hold alone: all samples share the dim,
-    as rows of a table."""
+    """Whether a coordinate moves along the axis only by what other tensors hold: all samples share the
+    dim, as rows of a table."""
     read = {r.var for r in compute.reads}
     return all(v in read or axis not in compute.roots(v) for v in ir.free_vars(coord))
