@@ -269,13 +269,19 @@ def _pieces(
         rows = want.shape[2] * shape[2] // x.shape[2]
         want = want[:, :, -rows:]
         yield what, size, {"transconv, first": lambda: s(piece)}, want
+        plain = transconv.streaming(model, record=False)
+        plain(x[:, :, :past].contiguous())
 
         # Later pieces see others before them: their times count, their numbers are the tests' matter.
-        def again() -> Tensor:
-            s(piece)
+        def again(stream: transconv.StreamedModel) -> Tensor:
+            stream(piece)
             return want
 
-        calls: Calls = {"transconv": again, "torch, with the past": lambda: model(x)[:, :, -rows:]}
+        calls: Calls = {
+            "transconv": lambda: again(s),
+            "transconv, not recorded": lambda: again(plain),
+            "torch, with the past": lambda: model(x)[:, :, -rows:],
+        }
         if device() != "cpu":
             calls["torch.compile, with the past"] = lambda: compiled(x)[:, :, -rows:]
         yield what, size, calls, want
