@@ -273,7 +273,7 @@ def _pieces(
         plain(x[:, :, :past].contiguous())
 
         # Later pieces see others before them: their times count, their numbers are the tests' matter.
-        def again(stream: transconv.StreamedModel) -> Tensor:
+        def again(stream: nn.Module) -> Tensor:
             stream(piece)
             return want
 
