@@ -11,8 +11,9 @@ result in parts with norms of heads beside the same of one result, by torch and 
 
 Each side's result is compared with torch's; that of all pieces of a stream, joined, with the stream's own
 result of the whole, so that ``off`` is 0 where they have the same bits. Rows are in
-``<gpu>_streaming.csv``, each as soon as it is measured; a repeated run measures what is missing. On a CPU
-it is shown whether it runs.
+``<gpu>_streaming.csv``, each as soon as it is measured; a repeated run measures what is missing. ``us`` is
+the GPU's time of a call, ``host_us`` the host's until it returns, and ``latency_us`` that until the result
+is there. On a CPU it is shown whether it runs.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -36,13 +38,13 @@ from bench.issues import short
 from transconv.cli.arguments import ranges
 from transconv.runtime.timing import Clock
 from transconv.tuning.table import CsvTable, Row
-from transconv.verify.machine import device
+from transconv.verify.machine import device, synchronize
 
 Tensor = torch.Tensor
 Calls = dict[str, Callable[[], Any]]
 Due = Callable[[str, str, str], bool]
 """Whether the row of a case, a size and a side is missing."""
-COLUMNS = ("what", "size", "side", "us", "host_us", "off", *environment.VERSIONS)
+COLUMNS = ("what", "size", "side", "us", "host_us", "latency_us", "off", *environment.VERSIONS)
 KEY = ("what", "size", "side", "device")
 KINDS = ("steps", "packed", "parts", "video", "codec")
 
@@ -77,13 +79,27 @@ def main(options: argparse.Namespace) -> int:
                     continue
                 with torch.no_grad():
                     off = (call() - want).abs().max().item() / want.abs().max().item()
+                    late = latency(call)
                     found = clock.one(lambda _, call=call: call, 1 << 26)  # type: ignore[misc]
-                row |= {"us": f"{found.us:.2f}", "host_us": f"{found.host_us:.2f}", "off": f"{off:.2g}"}
+                row |= {"us": f"{found.us:.2f}", "host_us": f"{found.host_us:.2f}"}
+                row |= {"latency_us": f"{late:.2f}", "off": f"{off:.2g}"}
                 wrong += off > 2e-2
                 table.add(row)
-                print(f"{what:<16} {size:<24} {side:<24} {found.us:10.1f} us, off {off:.1e}", flush=True)
+                times = f"{found.us:10.1f} us, {late:10.1f} until it is there"
+                print(f"{what:<16} {size:<24} {side:<24} {times}, off {off:.1e}", flush=True)
     print(f"{len(table.rows)} rows are in {table.path}", file=sys.stderr)
     return int(wrong > 0)
+
+
+def latency(call: Callable[[], Any], times: int = 30) -> float:
+    """Microseconds from a call until its result is there, the median of several."""
+    found = []
+    for _ in range(times if device() != "cpu" else 3):
+        start = time.perf_counter()
+        call()
+        synchronize()
+        found.append((time.perf_counter() - start) * 1e6)
+    return median(found)
 
 
 def of_steps(quick: bool, is_due: Due) -> Iterator[tuple[str, str, Calls, Tensor]]:
@@ -282,13 +298,19 @@ def _pieces(
         rows = want.shape[2] * shape[2] // x.shape[2]
         want = want[:, :, -rows:]
         yield what, size, {"transconv, first": lambda: s(piece)}, want
+        plain = transconv.streaming(model, record=False)
+        plain(x[:, :, :past].contiguous())
 
         # Later pieces see others before them: their times count, their numbers are the tests' matter.
-        def again() -> Tensor:
-            s(piece)
+        def again(stream: nn.Module) -> Tensor:
+            stream(piece)
             return want
 
-        calls: Calls = {"transconv": again, eager: lambda: model(x)[:, :, -rows:]}
+        calls: Calls = {
+            "transconv": lambda: again(s),
+            "transconv, not recorded": lambda: again(plain),
+            eager: lambda: model(x)[:, :, -rows:],
+        }
         if device() != "cpu":
             calls[by_compiler] = lambda: compiled(x)[:, :, -rows:]
         yield what, size, calls, want
