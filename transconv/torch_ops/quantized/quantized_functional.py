@@ -380,6 +380,7 @@ def of_new_weight(
 
 def _function(name: str, public: Callable[..., Tensor]) -> ConvFunction:
     aten = getattr(torch.nn.functional, name)
+    public.__signature__ = qparams.signature_of(public)  # type: ignore[attr-defined]
     said = f"transconv.quantized.{name}"
     return ConvFunction(said, int(name[-2]), "transpose" in name, aten, _general, public)
 
@@ -397,38 +398,15 @@ FUNCTIONS = {
 
 
 _aten = torch.ops.aten
-_NAMES = (
-    "input",
-    "weight",
-    "bias",
-    "stride",
-    "padding",
-    "dilation",
-    "transposed",
-    "output_padding",
-    "groups",
-)
-_TRANSPOSED_NAMES = (
-    "input",
-    "weight",
-    "bias",
-    "stride",
-    "padding",
-    "output_padding",
-    "groups",
-    "dilation",
-)
 _OPERATORS = {
-    _aten.convolution.default: _NAMES,
-    **{op.default: _NAMES[:6] + _NAMES[8:] for op in (_aten.conv1d, _aten.conv2d, _aten.conv3d)},
-    **{
-        op: _TRANSPOSED_NAMES
-        for op in (
-            _aten.conv_transpose1d.default,
-            _aten.conv_transpose2d.input,
-            _aten.conv_transpose3d.input,
-        )
-    },
+    op: tuple(a.name for a in op._schema.arguments)
+    for op in (
+        _aten.convolution.default,
+        *(op.default for op in (_aten.conv1d, _aten.conv2d, _aten.conv3d)),
+        _aten.conv_transpose1d.default,
+        _aten.conv_transpose2d.input,
+        _aten.conv_transpose3d.input,
+    )
 }
 """The names of each operator's arguments, in its order."""
 
@@ -462,7 +440,7 @@ def _convolution(
             "a convolution of torchao's 8-bit floats: weight: expected a Float8Tensor "
             "beside an input of that class, got a plain tensor"
         )
-    f = FUNCTIONS[weight.dim() - 2, call.get("transposed", names is _TRANSPOSED_NAMES)]
+    f = FUNCTIONS[weight.dim() - 2, call.get("transposed", "transpose" in operator.name())]
     numbers = (
         call.get("stride", 1),
         call.get("padding", 0),
