@@ -87,20 +87,9 @@ def note(
     check = check_of(*tensors)
     if check is not None:
         found = CallGuard(check, switches(flags, x.dtype, route), aligned, only_on(route))
-        calls.keep(
-            id(weight),
-            entry(
-                found,
-                calls.others(id(weight), place, general),
-                function,
-                numbers,
-                x,
-                bias is not None,
-                given,
-                route,
-                real,
-            ),
-        )
+        others = calls.others(id(weight), place, general)
+        made = entry(found, others, function, numbers, x, bias is not None, given, route, real)
+        calls.keep(id(weight), made)
 
 
 def entry(
@@ -314,19 +303,8 @@ def _general(
     route = found.route
     if found.known and again:
         numbers = (stride, padding, output_padding, dilation, groups)
-        note(
-            f,
-            _of_reals if real else _general,
-            input,
-            weight,
-            bias,
-            numbers,
-            given,
-            route,
-            found.flags,
-            found.aligned,
-            real,
-        )
+        way = _of_reals if real else _general
+        note(f, way, input, weight, bias, numbers, given, route, found.flags, found.aligned, real)
     route.lay_out(weight)
     return route.forward(input, weight, bias, given)
 
@@ -441,13 +419,8 @@ def _convolution(
             "beside an input of that class, got a plain tensor"
         )
     f = FUNCTIONS[weight.dim() - 2, call.get("transposed", "transpose" in operator.name())]
-    numbers = (
-        call.get("stride", 1),
-        call.get("padding", 0),
-        call.get("output_padding", 0),
-        call.get("dilation", 1),
-        call.get("groups", 1),
-    )
+    usual = {"stride": 1, "padding": 0, "output_padding": 0, "dilation": 1, "groups": 1}
+    numbers: Any = tuple(call.get(name, n) for name, n in usual.items())
     with torch.no_grad():
         if weight.act_quant_kwargs is None and not hasattr(input, "qdata"):
             return _widened(f, input, weight.dequantize(), bias, numbers)
@@ -464,15 +437,9 @@ def _quantised(
     result = input.dtype
     if not hasattr(input, "qdata"):
         how = weight.act_quant_kwargs
-        input = type(weight).from_hp(
-            input,
-            how.float8_dtype,
-            how.granularity,
-            how.mm_config,
-            how.hp_value_lb,
-            how.hp_value_ub,
-            how.kernel_preference,
-        )
+        bounds = how.hp_value_lb, how.hp_value_ub
+        kept = how.float8_dtype, how.granularity, how.mm_config, *bounds, how.kernel_preference
+        input = type(weight).from_hp(input, *kept)
     given = {
         "input_scale": _scale(f, "input", input, 1),
         "weight_scale": _scale(f, "weight", weight, 0 if not f.transposed else 1),
