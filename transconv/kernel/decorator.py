@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from types import ModuleType
-from typing import Any, overload
+from typing import Any, NoReturn, overload
 
 import numpy as np
 
@@ -345,6 +345,12 @@ class KernelFunction(KernelDeclaration):
 
     def __call__(self, *args: Any, **words: Any) -> Any:
         return self._launches(args, words)
+
+    def __getitem__(self, grid: object) -> NoReturn:
+        call = f"{self.source.name}(Group(work_shape=...), {', '.join(self.source.parameters[1:])})"
+        raise TypeError(
+            f"{self.source.name}[{grid}]: a launch's grid follows from the group; expected {call}"
+        )
 
     def parametrize(self, **values: int) -> KernelFunction:
         """The kernel with other values of its tunable numbers. Raises KernelError for other names."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -220,6 +221,13 @@ class Quantities:
                 )
         said: dict[str, Any] = {n: v for n, v in given.items() if n != "activation" or v is not None}
         return cls(**said)
+
+
+def signature_of(public: Callable[..., Any]) -> inspect.Signature:
+    """The signature of a function of quantised tensors, with ``Quantities`` by name for ``**given``."""
+    own, more = inspect.signature(public), inspect.signature(Quantities).parameters.values()
+    kept = [*own.parameters.values()][:-1]
+    return own.replace(parameters=[*kept, *(p.replace(kind=p.KEYWORD_ONLY) for p in more)])
 
 
 class Reads(NamedTuple):
