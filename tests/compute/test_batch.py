@@ -12,6 +12,7 @@ from transconv.compute import (
     of_any_batch,
     parse,
     samples,
+    why_not_any_size,
     with_reference,
     with_samples,
 )
@@ -126,6 +127,36 @@ def test_nothing_has_samples() -> None:
 def test_what_has_no_form_is_refused(text: str, why: str) -> None:
     with pytest.raises(Unsupported, match=why):
         of_any_batch(parse(text))
+
+
+def test_what_samples_look_up_in_is_shared() -> None:
+    """Rows of a table keep their number, also if there are as many samples; a coordinate with the sample
+    itself does not."""
+    text = "compute t\n tensor R i64 [4]\n tensor S f32 [{rows}, 8]\n axes n=4 k=8\n read r = R[n]\n"
+    stored = " read x = S[{at}, k]\n store Y[n, k] = x"
+    for rows in (4, 6):
+        form = of_any_batch(parse(text.format(rows=rows) + stored.format(at="r")))
+        extents = {t.name: [str(e) for e in t.bounds] for t in form.tensors}
+        assert (extents["R"], extents["S"]) == ([BATCH], [str(rows), "8"])
+        assert why_not_any_size(form) is None
+    with pytest.raises(Unsupported, match="dim 0 of S holds something else"):
+        of_any_batch(parse(text.format(rows=6) + stored.format(at="r + n")))
+
+
+@pytest.mark.parametrize(
+    ("lines", "wrong"),
+    [
+        (("tensor R i64 [N]", "tensor T f32 [M, 8]", "read r = R[n]", "read x = T[r, k]"), "T"),
+        (("tensor R i64 [8]", "tensor T f32 [N, 8]", "read r = R[k]", "read x = T[n, k]"), "Y"),
+    ],
+)
+def test_places_along_sizes_that_are_arguments_are_not_told(lines: tuple[str, ...], wrong: str) -> None:
+    """Nor are those of results, which no reader's mask would save."""
+    stored = "store Y[n, r] = x" if wrong == "Y" else "store Y[n, k] = x"
+    *tensors, first, second = lines
+    text = ["sizes N=4 in 1..9, M=6 in 1..9", *tensors, "tensor Y f32 [N, 8]", "axes n=N k=8"]
+    made = parse("compute t\n " + "\n ".join([*text, first, second, stored]))
+    assert f"places in {wrong} are told by the values" in str(why_not_any_size(made))
 
 
 def test_references_follow_from_one_sample() -> None:

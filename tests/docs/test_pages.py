@@ -32,6 +32,7 @@ PAGES = (
             "generated_kernels",
             "glossary",
             "guide_source",
+            "invariance",
             "quantized",
             "kernel_api",
             "kernel_masks",

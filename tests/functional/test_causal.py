@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 import transconv
-from transconv.functional import causal_conv1d_fn, causal_conv1d_update
+from transconv.functional import causal, causal_conv1d_fn, causal_conv1d_update
 from transconv.functional.calls import symbolic_bind
 
 Tensor = torch.Tensor
@@ -359,7 +359,7 @@ def test_parts_of_steps(ring: bool) -> None:
     assert transconv.stats(reset=True).native == {"causal_conv1d_update": 6}
 
 
-@pytest.mark.parametrize("parted", [PARTED[0], PARTED[1]])
+@pytest.mark.parametrize("parted", [PARTED[0], PARTED[1], ([128, 128, 256], ["l2", "rms", None], 64)])
 def test_parts_of_pieces_have_the_bits_of_the_whole(parted: Parted) -> None:
     """One kernel for any length computes them; without that, others may add in another order."""
     split, norms, head = parted
@@ -407,3 +407,81 @@ def test_torch_computes_the_same_parts() -> None:
     want = in_parts(whole(x, w, None, torch.zeros(2, 16, 3), None), split, norms, head)
     for a, b in zip(made, want, strict=True):
         torch.testing.assert_close(a.double(), b, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("c", [8, 512, 16384, 1 << 18])
+@pytest.mark.parametrize("words", [{"split": [1, 1, 2]}, {"norm": "l2"}])
+def test_any_number_of_features_has_forms_for_any_size(c: int, words: dict[str, Any]) -> None:
+    """Of results and gradients; the number of features is in their texts, the examples of sizes fit it."""
+    shapes = (2, c, 9), (c, 4), (c,), (2, c, 3)
+    x, w, b, state = (torch.empty(s, device="meta") for s in shapes)
+    split = [n * c // 4 for n in words["split"]] if "split" in words else None
+    numbers = causal._numbers(x, "silu", split, words.get("norm"), 4, 1e-6)
+    for given in (
+        (x, w, None, state, None),
+        (x, w, b, None, torch.empty(2, 9, dtype=torch.int64, device="meta")),
+    ):
+        made = symbolic_bind.bind(causal.CONV, given, numbers, (True,) * 3, any_size=True)
+        assert all(step.named is not None for step in (made.forward, *made.backward))
+
+
+STEPS = [
+    pytest.param(6, 4, 3, 1, 0, False, None, marks=pytest.mark.every(4)),
+    (5, 3, 5, 2, 0, True, None),
+    (8, 4, 3, 1, 9, True, PARTED[1]),
+    pytest.param(9, 2, 4, 3, 11, False, PARTED[2], marks=pytest.mark.every(4)),
+]
+
+
+@pytest.mark.parametrize(("c", "k", "size", "steps", "rows", "ring", "parted"), STEPS)
+def test_steps_of_a_sample_have_its_bits_in_any_batch(
+    c: int, k: int, size: int, steps: int, rows: int, ring: bool, parted: Parted | None
+) -> None:
+    """Alone and with others, with a state of its own or in a row of a larger one, and near torch's. There
+    are as many samples as rows, or as features, in some."""
+    split, norms, head = parted or ([c], None, 1)
+    c, n = sum(split), 9
+    torch.manual_seed(c)
+    x, state, w, b = (torch.randn(s) for s in ((n, c, steps), (rows or n, c, size), (c, k), (c,)))
+    lengths = torch.randint(size, 40, (n,)).int() if ring else None
+    where = torch.randperm(rows)[:n] if rows else None
+
+    def run(begin: int, end: int) -> list[Tensor]:
+        own = state.clone() if rows else state[begin:end].clone()
+        at, which = (t if t is None else t[begin:end] for t in (lengths, where))
+        y = causal_conv1d_update(
+            x[begin:end].contiguous(), own, w, b, "silu", at, which, split=split, norm=norms, head=head
+        )
+        return [*y, own if which is None else own[which]]
+
+    with transconv.config.changed(invariant=True):
+        whole = run(0, n)
+        for begin, end in [(i, i + 1) for i in range(n)] + [(0, 2), (1, 7)]:
+            for part, joined in zip(run(begin, end), whole, strict=True):
+                assert torch.equal(part, joined[begin:end]), (begin, end)
+        assert transconv.stats(reset=True).native == {"causal_conv1d_update": 12}
+    with transconv.config.changed(cpu="fallback"):
+        for own, theirs in zip(whole, run(0, n), strict=True):
+            torch.testing.assert_close(own, theirs, rtol=1e-5, atol=1e-5)
+
+
+def test_a_step_has_a_certificate() -> None:
+    x, state, w = torch.empty(3, 64, 1), torch.empty(5, 64, 3), torch.empty(64, 4)
+    given = (x, state, w, None, None, torch.empty(3, dtype=torch.int64))
+    numbers = causal._numbers(x, "silu", None, "l2", 32, 1e-6)
+    text = symbolic_bind.bind(causal.STEP, given, numbers, (), any_size=True).forward.text
+    proof = transconv.certify(text, target="sm_90")
+    assert proof.holds, str(proof)
+
+
+@pytest.mark.parametrize("n", [2, 5])
+def test_a_state_in_invariant_mode(n: int) -> None:
+    """Whole sequences with a state, whose width may be the number of samples."""
+    x, w, state = torch.randn(n, 5, 7), torch.randn(5, 4), torch.randn(n, 5, 3)
+    with transconv.config.changed(invariant=True):
+        whole = causal_conv1d_fn(x, w, initial_states=state, activation="silu")
+        for i in range(n):
+            part = causal_conv1d_fn(
+                x[i : i + 1].clone(), w, initial_states=state[i : i + 1].clone(), activation="silu"
+            )
+            assert torch.equal(part, whole[i : i + 1])

@@ -37,6 +37,13 @@ def same_alone(run: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
 
 
 WEIGHT = torch.randn(33, 20)
+
+
+def places(x: Tensor) -> Tensor:
+    """Rows of the weight that numbers tell."""
+    return (x * 100).long() % 33
+
+
 CALLS: dict[str, tuple[Callable[..., Tensor], tuple[tuple[int, ...], ...]]] = {
     "linear": (lambda x: F.linear(x, WEIGHT), ((20,),)),
     "linear of as many rows": (lambda x: F.linear(x, WEIGHT[:SAMPLES].contiguous()), ((20,),)),
@@ -49,6 +56,13 @@ CALLS: dict[str, tuple[Callable[..., Tensor], tuple[tuple[int, ...], ...]]] = {
     "sum": (lambda x: F.sum(x, 1), ((7, 5),)),
     "mean": (lambda x: F.mean(x, (1, 2)), ((7, 5),)),
     "max_pool2d": (lambda x: F.max_pool2d(x, 2), ((3, 6, 6),)),
+    "embedding": (lambda x: F.embedding(places(x), WEIGHT), ((3,),)),
+    "embedding of as many rows": (
+        lambda x: F.embedding(places(x) % SAMPLES, WEIGHT[:SAMPLES].clone()),
+        ((),),
+    ),
+    "gather": (lambda x: F.gather(x, 1, places(x)[:, ::2].contiguous()), ((33,),)),
+    "cross_entropy": (lambda x: F.cross_entropy(x, places(x[:, 0]), reduction="none"), ((33,),)),
 }
 
 

@@ -154,6 +154,7 @@ def test_parts_of_a_result(last: bool, kind: torch.dtype, norm: list[str | None]
         graph.replay()
         for a, e in zip(made, want, strict=True):
             torch.testing.assert_close(a.double(), e[..., at], rtol=near, atol=near)
+    transconv.stats(reset=True)
     with transconv.config.changed(sizes="any"), torch.no_grad():
         before = torch.zeros(2, 512, 3, device="cuda", dtype=kind)
         one = causal_conv1d_fn(x, w, b, initial_states=before, **words)
@@ -164,11 +165,39 @@ def test_parts_of_a_result(last: bool, kind: torch.dtype, norm: list[str | None]
                 part, w, b, initial_states=before, return_final_states=True, **words
             )
             pieces.append(y)
+    assert transconv.stats(reset=True).native == {"causal_conv1d_fn any size": 5}
     for joined, whole in zip((torch.cat(p, -1) for p in zip(*pieces, strict=True)), one, strict=True):
-        if norm:  # whose sums over a head have no promised order
-            torch.testing.assert_close(joined, whole, rtol=near, atol=near)
-        else:
-            assert torch.equal(joined, whole)
+        assert torch.equal(joined, whole)
+
+
+@pytest.mark.parametrize("ring", [0, 5])
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("norm", [None, ["l2", "rms", None]])
+def test_a_step_has_its_bits_in_any_batch(
+    ring: int, kind: torch.dtype, norm: list[str | None] | None
+) -> None:
+    """In invariant mode, with states in rows of a larger one; other plans are for so many samples."""
+    torch.manual_seed(0)
+    c, n = 512, 300
+    split, head = ([128, 128, 256], 64) if norm else (None, 1)
+    x, states = (torch.randn(s, device="cuda", dtype=kind) for s in ((n, c), (n + 3, c, ring or 3)))
+    w, b = (torch.randn(s, device="cuda", dtype=kind) for s in ((c, 4), (c,)))
+    rows = torch.randperm(n + 3, device="cuda")[:n]
+    lengths = torch.randint(ring, 99, (n,), device="cuda") if ring else None
+
+    def run(begin: int, end: int) -> list[Tensor]:
+        own, where = states.clone(), rows[begin:end].clone()
+        at = None if lengths is None else lengths[begin:end].clone()
+        words = {"split": split, "norm": norm, "head": head}
+        y = causal_conv1d_update(x[begin:end].clone(), own, w, b, "silu", at, where, **words)
+        return [*(y if split else [y]), own[where]]
+
+    with transconv.config.changed(invariant=True):
+        whole = run(0, n)
+        for begin, end in [(i, i + 1) for i in range(9)] + [(0, m) for m in (2, 3, 9, 64)] + [(n - 1, n)]:
+            for part, joined in zip(run(begin, end), whole, strict=True):
+                assert torch.equal(part, joined[begin:end]), (begin, end)
+    assert not transconv.stats(reset=True).fallback
 
 
 @pytest.mark.parametrize("last", [False, True])

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Hashable
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,9 +16,17 @@ from transconv.conv import ConvProblem, ConvWorkload, Prop
 from transconv.cost import estimate
 from transconv.runtime import Plan, build
 from transconv.schedule import Schedule
-from transconv.selection import chain, grouped_alike, grouping, shortlist, with_same_bits
+from transconv.selection import (
+    chain,
+    grouped_alike,
+    grouping,
+    same_bits,
+    shortlist,
+    tuning_db,
+    with_same_bits,
+)
 from transconv.support import ScheduleError
-from transconv.target import TARGETS
+from transconv.target import TARGETS, Target
 from transconv.verify.invariance.proof import reduction_tree
 
 SM90 = TARGETS["sm_90"]
@@ -205,3 +216,34 @@ def test_groupings_are_told_apart(other: str, same: bool) -> None:
     compute = ConvWorkload(PROBLEM, Prop.FWD).computations[0]
     one = grouping(Schedule.parse("mb.oh.ow:64 oc:64 ic:64 | mma"), compute)
     assert (one == grouping(Schedule.parse(other), compute)) == same
+
+
+SPLIT = [
+    ("mb8ic512ih7oc512oh7kh3ph1 dt=bf16 tag=nhwc", Prop.FWD),
+    pytest.param("mb8ic64ih14oc64oh14kh3ph1 dt=bf16 tag=nhwc", Prop.BWD_W, marks=pytest.mark.slow),
+    pytest.param("mb8ic256ih14oc1024oh14kh1 dt=bf16 tag=nhwc", Prop.BWD_W, marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize(("text", "prop"), SPLIT)
+def test_a_file_pins_the_grouping_for_chips_of_other_sizes(
+    text: str, prop: Prop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its rows are of plans, by the texts of their forms; without it each chip has its own grouping."""
+    form = ConvWorkload(ConvProblem.parse(text), prop).of_any_batch()[0]
+    plans = [form.with_batch(n) for n in in_bands(form.computations[0])]
+    smaller, file = replace(SM90, sms=114), tmp_path / "pinned.csv"
+
+    def chosen(chip: Target, rows: str) -> dict[ConvWorkload, Schedule]:
+        monkeypatch.setenv("TRANSCONV_TUNED", rows)
+        same_bits.forget()
+        return {of: with_same_bits(1, of.computations[0], chip, of)[0].schedule for of in plans}
+
+    def groupings(found: dict[ConvWorkload, Schedule]) -> set[Hashable]:
+        return {grouping(schedule, of.computations[0]) for of, schedule in found.items()}
+
+    first = chosen(SM90, "0")
+    tuning_db.save(file, [tuning_db.make(of, smaller, str(s), 1.0, 1) for of, s in first.items()])
+    assert groupings(chosen(smaller, "0")) != groupings(first)
+    assert groupings(chosen(smaller, str(file))) == groupings(first)
+    same_bits.forget()

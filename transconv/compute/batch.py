@@ -251,7 +251,7 @@ def _with_batch(tensor: Tensor, axis: str, compute: Compute) -> Tensor:
     extents: list[Expr] = [*map(as_expr, tensor.shape)]
     for view in (v for v in compute.views() if v.tensor is tensor):
         for at, seen in enumerate(view.dims):
-            if axis not in compute.roots(seen.coord):
+            if axis not in compute.roots(seen.coord) or _is_told(seen.coord, axis, compute):
                 continue
             moved = substitute(seen.coord, {Var(axis): Var(axis) + 1}) - seen.coord
             by = simplify(moved)
@@ -269,3 +269,10 @@ def _with_batch(tensor: Tensor, axis: str, compute: Compute) -> Tensor:
             f"{compute.name}: {tensor.name} has gaps between its elements; expected a dense tensor",
         )
     return replace(tensor, extents=tuple(extents))
+
+
+def _is_told(coord: Expr, axis: str, compute: Compute) -> bool:
+    """Whether a coordinate moves along the axis only by what other tensors hold: all samples share the
+    dim, as rows of a table."""
+    read = {r.var for r in compute.reads}
+    return all(v in read or axis not in compute.roots(v) for v in ir.free_vars(coord))

@@ -89,8 +89,15 @@ def _refused(compute: Compute) -> Iterator[str]:
             yield (f"sizes that are arguments: {write.view.tensor.name} has no coordinate for {wrong[0]}")
         if write.op:
             yield f"sizes that are arguments: {write.view.tensor.name} is added to in place"
-    if any(compute.names.told(v) for v in compute.views()):
-        yield "sizes that are arguments: places are told by the values of a tensor"
+    stored = {w.view for w in compute.writes}
+    for view in compute.views():
+        told, each = compute.names.told(view), zip(view.dims, view.tensor.bounds, strict=True)
+        sizes = [n for d, n in each if ir.free_vars(d.coord) & told]
+        if sizes and (view in stored or not all(isinstance(n, ir.Const) for n in sizes)):
+            yield (
+                f"sizes that are arguments: places in {view.tensor.name} are told by the values of a "
+                "tensor; expected reads, along dims whose sizes are numbers"
+            )
 
 
 def _moves(seen: ir.ViewDim, axis: str) -> bool:

@@ -237,11 +237,11 @@ class Alone(Workload):
         return tuple(dict.fromkeys(w.view.tensor.name for w in self.compute.writes))
 
     def refuse(self) -> None:
-        if self.compute.named and len(self.computations) > 1:
+        kept = {w.view.tensor for c in self.computations for w in c.writes} - {*self.compute.tensors}
+        if self.compute.named and kept:
             raise ScheduleError(
-                f"{self.compute.name}: sizes that are arguments: it takes "
-                f"{len(self.computations)} kernels, and memory between them; expected "
-                "what one kernel computes"
+                f"{self.compute.name}: sizes that are arguments: it takes {len(self.computations)} "
+                f"kernels, and memory between them ({min(t.name for t in kept)}); expected what needs none"
             )
         for compute in self.computations:
             if reason := why_not_lowered(compute) or why_not_any_size(compute):

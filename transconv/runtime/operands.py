@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from transconv.backend_triton import torch_module
 from transconv.compute import Compute, Read, outside
-from transconv.ir import Layout, Tensor
+from transconv.ir import Layout, Tensor, sizes_told
 from transconv.support import TensorError, knobs
 
 if TYPE_CHECKING:
@@ -165,7 +165,9 @@ def check_indices(computes: Sequence[Compute], tensors: dict[str, Any]) -> None:
     """Raise TensorError, with torch's message, for an index that is out of bounds. Kernels mask such an
     index. The check waits for the tensors' device, so it is done only with TRANSCONV_VERIFY=1, and not
     while a CUDA graph is captured."""
-    for compute in computes:
+    for named in computes:
+        told = sizes_told((t, tensors[t.name].shape) for t in named.tensors if t.name in tensors)
+        compute = named.at(**told) if told else named
         read = {s.view.tensor for s in compute.names.placing if isinstance(s, Read)}
         if any(is_capturing(tensors[t.name].device) for t in read):
             return

@@ -38,7 +38,7 @@ from typing import Any, NamedTuple
 import torch
 
 from transconv.calls.settings import settings
-from transconv.compute import BATCH, of_any_batch, samples, with_reference
+from transconv.compute import BATCH, batch_axis, of_any_batch, samples, with_reference
 from transconv.functional.calls.compiled_launch import TensorMemory, program
 from transconv.functional.calls.symbolic_bind import (
     BoundCall,
@@ -49,6 +49,7 @@ from transconv.functional.calls.symbolic_bind import (
     lying,
     strided,
 )
+from transconv.ir import Var
 from transconv.support import Cache, ComputeError, Unsupported, defined
 
 
@@ -400,6 +401,9 @@ def holding(bound: BoundCall) -> Iterator[tuple[str, ...]]:
     alike = [n for n, shape in shapes.items() if shape[:1] == shapes[first][:1]]
     ranked = [n for n in alike if len(shapes[n]) == len(shapes[first])]
     yield from dict.fromkeys((tuple(alike), tuple(ranked), (first,)))
+    compute = program(bound.exact().forward.text).compute
+    along = {v.tensor.name for v in compute.views() if v.dims[0].coord is Var(batch_axis(compute) or "")}
+    yield tuple(n for n in bound.operands if n in along)
 
 
 def _forms_of_samples(bound: BoundCall, held: Sequence[str]) -> list[BatchForm]:

@@ -307,13 +307,19 @@ def texts(named: library.LibraryText) -> tuple[str, ...]:
 
 
 def _said(named: library.LibraryText, reach: int) -> list[str]:
-    """The sizes with examples and ranges, and what must hold for their products."""
-    said, rows = [], len(named.sizes) - len(named.summed)
+    """The sizes with examples and ranges, and what must hold for their products, also of the examples: of
+    many features these are smaller."""
+    likes, ranges, rows = dict[str, int](), dict[str, int](), len(named.sizes) - len(named.summed)
     for name in named.sizes:
         like, most = round((ROWS if named.summed else ELEMENTS) ** (1 / max(1, rows))), MOST
         if name in named.summed:
             like, most = round(min(reach, LONG) ** (1 / len(named.summed))), reach
         elif named.windows:
             like, most = SIDE, WIDEST
-        said.append(f"{name}={like} in 1..{most}")
+        likes[name], ranges[name] = like, most
+    while max(likes.values()) > 1 and any(
+        prod(likes.get(n) or int(n) for n in p) > MOST for p in named.products
+    ):
+        likes = {name: max(1, like // 2) for name, like in likes.items()}
+    said = [f"{name}={like} in 1..{ranges[name]}" for name, like in likes.items()]
     return said + [f"{'*'.join(p)} <= {MOST}" for p in named.products if len(p) > 1]

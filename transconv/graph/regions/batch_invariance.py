@@ -112,7 +112,7 @@ def samples(symbols: Symbols, values: Sequence[int], batch: Collection[str]) -> 
 
 def lookups(graph: fx.Graph) -> dict[str, str]:
     """The operations, by their names, whose places are told by values, which torch computes in invariant
-    mode: no kernel that does has sizes as arguments."""
+    mode: no kernel has the size of what it looks up in as an argument."""
     why = "places are told by the values of a tensor"
     return {n.name: why for n in graph.nodes if _name(n) in TOLD}
 
