@@ -126,7 +126,7 @@ class Issued:
         elif compute.sums_positions:
             alone += TURN_NS * max(0.0, _turns(loaded, loads, sums, schedule, compute) - 1)
         if not schedule.late and lanes(schedule, compute, "K") > 1:
-            step += chip.barriers_ns * prod(n for a, n in schedule.written if compute.kind(a) != "K")
+            step += chip.barriers_ns * sums
         views = [v for v in (compute.a, compute.b) if v is not None]
         distinct = _distinct(schedule, compute, views)
         return Issued(step, alone, resident, distinct, _scattered(schedule, compute), target)
