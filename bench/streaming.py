@@ -10,7 +10,8 @@ result in parts with norms of heads beside the same of one result, by torch and 
     python -m bench streaming --only steps   steps, packed, parts, codec, video
 
 Each side's result is compared with torch's. Rows are in ``<gpu>_streaming.csv``; a repeated run measures
-what is missing. On a CPU it is shown whether it runs.
+what is missing. ``us`` is the GPU's time of a call, ``host_us`` the host's until it returns, and
+``latency_us`` that until the result is there. On a CPU it is shown whether it runs.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -34,11 +36,11 @@ from bench.issues import short
 from transconv.cli.arguments import ranges
 from transconv.runtime.timing import Clock
 from transconv.tuning.table import CsvTable, Row
-from transconv.verify.machine import device
+from transconv.verify.machine import device, synchronize
 
 Tensor = torch.Tensor
 Calls = dict[str, Callable[[], Any]]
-COLUMNS = ("what", "size", "side", "us", "host_us", "off", *environment.VERSIONS)
+COLUMNS = ("what", "size", "side", "us", "host_us", "latency_us", "off", *environment.VERSIONS)
 KEY = ("what", "size", "side", "device")
 KINDS = ("steps", "packed", "parts", "codec", "video")
 
@@ -69,13 +71,27 @@ def main(options: argparse.Namespace) -> int:
                     continue
                 with torch.no_grad():
                     off = (call() - want).abs().max().item() / want.abs().max().item()
+                    late = latency(call)
                     found = clock.one(lambda _, call=call: call, 1 << 26)  # type: ignore[misc]
-                row |= {"us": f"{found.us:.2f}", "host_us": f"{found.host_us:.2f}", "off": f"{off:.2g}"}
+                row |= {"us": f"{found.us:.2f}", "host_us": f"{found.host_us:.2f}"}
+                row |= {"latency_us": f"{late:.2f}", "off": f"{off:.2g}"}
                 wrong += off > 2e-2
                 table.add(row)
-                print(f"{what:<16} {size:<24} {side:<24} {found.us:10.1f} us, off {off:.1e}", flush=True)
+                times = f"{found.us:10.1f} us, {late:10.1f} until it is there"
+                print(f"{what:<16} {size:<24} {side:<24} {times}, off {off:.1e}", flush=True)
     print(f"{len(table.rows)} rows are in {table.path}", file=sys.stderr)
     return int(wrong > 0)
+
+
+def latency(call: Callable[[], Any], times: int = 30) -> float:
+    """Microseconds from a call until its result is there, the median of several."""
+    found = []
+    for _ in range(times if device() != "cpu" else 3):
+        start = time.perf_counter()
+        call()
+        synchronize()
+        found.append((time.perf_counter() - start) * 1e6)
+    return median(found)
 
 
 def of_steps(quick: bool) -> Iterator[tuple[str, str, Calls, Tensor]]:
@@ -269,13 +285,19 @@ def _pieces(
         rows = want.shape[2] * shape[2] // x.shape[2]
         want = want[:, :, -rows:]
         yield what, size, {"transconv, first": lambda: s(piece)}, want
+        plain = transconv.streaming(model, record=False)
+        plain(x[:, :, :past].contiguous())
 
         # Later pieces see others before them: their times count, their numbers are the tests' matter.
-        def again() -> Tensor:
-            s(piece)
+        def again(stream: nn.Module) -> Tensor:
+            stream(piece)
             return want
 
-        calls: Calls = {"transconv": again, "torch, with the past": lambda: model(x)[:, :, -rows:]}
+        calls: Calls = {
+            "transconv": lambda: again(s),
+            "transconv, not recorded": lambda: again(plain),
+            "torch, with the past": lambda: model(x)[:, :, -rows:],
+        }
         if device() != "cpu":
             calls["torch.compile, with the past"] = lambda: compiled(x)[:, :, -rows:]
         yield what, size, calls, want

@@ -3,6 +3,7 @@ bits; what looks ahead or goes over time is refused by name."""
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,6 +16,7 @@ from torch import nn
 import transconv
 from tests.torch_ops.conftest import fresh, untimed_guards
 from transconv.compute import AxisSpan
+from transconv.distributed.streams.step_graph import Run, StepGraphs
 from transconv.distributed.streams.stream import ROWS, StreamedModel
 from transconv.distributed.streams.time_axis import TimeRelation
 from transconv.errors import TensorError, Unsupported
@@ -364,3 +366,75 @@ def test_relations_are_those_of_counting(k: int, stride: int, pad: int) -> None:
         assert found.stop == max(read) + 1 and found.start <= min(read)
         ready = [n for n in range(60) if transposed.ready(n) > row]
         assert min(ready) == max([found.stop, *(transposed.needs(AxisSpan(0, row + 1)).stop,)])
+
+
+class Replayed:
+    """What records a step where there is no GPU: a replay runs the step again, and writes its results to
+    where the first run left them, as a CUDA graph does."""
+
+    def __init__(self) -> None:
+        self.replays = 0
+
+    def __call__(self, run: Run) -> tuple[list[Tensor], Callable[[], object]]:
+        made = run()
+
+        def replay() -> None:
+            self.replays += 1
+            for own, t in zip(made, [t.clone() for t in run()], strict=True):
+                own.copy_(t)
+
+        return made, replay
+
+
+def recording(s: StreamedModel, x: Tensor) -> Replayed:
+    """A stream's steps are recorded from here on."""
+    s(x[:, :, :1])
+    s.reset()
+    assert s._plan is not None
+    recorder = Replayed()
+    s._plan.graphs = StepGraphs(recorder)
+    return recorder
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_recorded_steps_have_the_bits_of_others(name: str) -> None:
+    torch.manual_seed(0)
+    make, shape = MODELS[name]
+    model = make().eval()
+    x = torch.randn(*shape[:2], 48, *shape[3:])
+    plain, s = transconv.streaming(model), transconv.streaming(model)
+    recorder = recording(s, x)
+    for lengths in ([1] * 48, [2] * 24, [4] * 12, [3, 5] * 6, [1, 2, 1, 4] * 6):
+        for stream in (plain, s):
+            stream.reset()
+        wanted, found = [], []
+        for at, part in enumerate(x.split(lengths, 2)):
+            want, got = plain(part), s(part)
+            assert torch.equal(got, want), (lengths, at)
+            if at % 2:
+                got.zero_()  # a result is the caller's
+            else:
+                wanted.append(want)
+                found.append(got)
+            if at == 7:
+                plain = copy.deepcopy(plain)
+        assert torch.equal(torch.cat(found, 2), torch.cat(wanted, 2)), lengths
+        assert (s._plan and s._plan.state_now.numbers) == (plain._plan and plain._plan.state_now.numbers)
+    assert recorder.replays > 30
+
+
+def test_a_step_that_cannot_be_recorded_runs_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    model, x = encoder().eval(), torch.randn(1, 2, 64)
+    plain, s = transconv.streaming(model), transconv.streaming(model)
+    recording(s, x)
+
+    def fails(run: Run) -> tuple[list[Tensor], Callable[[], object]]:
+        run()
+        raise RuntimeError("an operation waits")
+
+    assert s._plan is not None
+    s._plan.graphs = StepGraphs(fails)
+    for part in x.split(8, 2):
+        assert torch.equal(s(part), plain(part))
+    assert s._plan.graphs.why_not == "RuntimeError: an operation waits"
+    assert len(caplog.records) == 1 and "without a CUDA graph" in caplog.text

@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 import transconv
 from bench.streaming import decoder, video
+from tests.distributed.test_streams import Causal, Recurrent, encoder
 from tests.graph.test_piece_tiles import Normed
 from tests.graph.test_pieces import least
 from transconv.errors import Unsupported
@@ -50,6 +52,32 @@ def test_pieces_have_the_bits_of_the_whole(name: str, kind: torch.dtype) -> None
         assert torch.equal(torch.cat(parts, 2), whole), lengths
     found = transconv.stats(reset=True)
     assert found.native["stream"] and not found.fallback
+
+
+@pytest.mark.parametrize("name", ["codec", "video", "recurrent", "encoder"])
+def test_recorded_steps_have_the_bits_of_others(name: str) -> None:
+    """A step that came before is one launch of a CUDA graph."""
+    torch.manual_seed(0)
+    made, shape = {
+        "codec": (decoder(64), (2, 128, 48)),
+        "video": (video(32), (1, 16, 48, 12, 20)),
+        "recurrent": (nn.Sequential(Causal(8, 32, 3), Recurrent(32)), (2, 8, 48)),
+        "encoder": (encoder(), (1, 2, 48)),
+    }[name]
+    model, x = made.eval().cuda(), torch.randn(shape, device="cuda")
+    plain, s = transconv.streaming(model, record=False), transconv.streaming(model)
+    for lengths in ([1] * 48, [4] * 12, [3, 5] * 6, [1, 2, 1, 4] * 6):
+        plain.reset()
+        s.reset()
+        found = [s(part) for part in x.split(lengths, 2)]
+        wanted = [plain(part) for part in x.split(lengths, 2)]
+        assert all(map(torch.equal, found, wanted)), lengths
+    graphs = s._plan.graphs
+    assert not graphs.why_not
+    assert len(graphs._graphs) >= 4
+    with torch.inference_mode():
+        assert torch.equal(s(x[:, :, :4]), plain(x[:, :, :4]))
+    assert torch.equal(s(x[:, :, 4:8]), plain(x[:, :, 4:8]))
 
 
 @pytest.mark.parametrize("ring", [0, 3, 4, 5, 8])

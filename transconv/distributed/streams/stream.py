@@ -9,7 +9,6 @@ ones read. So the pieces may have any length, and the state is as long as the re
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
 from math import ceil, lcm
 from typing import Any, NamedTuple
 
@@ -21,16 +20,16 @@ from transconv.calls.guard import ALIGNMENT
 from transconv.compute import AxisSpan
 from transconv.conv import CompiledDirection, ConvWorkload, Epilogue, Prop
 from transconv.distributed.streams.graph_capture import Capture, ResultReference, with_rows
+from transconv.distributed.streams.step_graph import MadeStep, StepGraphs, StepKey, StreamState
 from transconv.distributed.streams.time_axis import (
+    KeptRows,
+    StreamedOperation,
     StreamPiece,
     TimeAxis,
-    TimeRule,
-    join_rows,
     rows_of,
-    take_rows,
 )
 from transconv.distributed.streams.time_rules import TimeRules
-from transconv.runtime import PlanRequest, ready
+from transconv.runtime import PlanRequest, is_capturing, ready
 from transconv.support import TensorError, Unsupported
 from transconv.torch_ops.arguments import Params, autocast_dtype, output_shape
 from transconv.torch_ops.calls import lower_call
@@ -165,64 +164,6 @@ LENGTHS = (ROWS, ROWS + 1, 5040, 5041, 20160)  # tried until a model takes one: 
 GROUPS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32, 48, 64)  # of rows that a model may take together
 
 
-@dataclass(eq=False, slots=True)
-class KeptRows:
-    """The rows of an operand that an operation still reads, from row ``first`` on."""
-
-    axis: TimeAxis
-    rows: Tensor
-    first: int = 0
-
-    def add(self, rows: Tensor) -> None:
-        """Rows behind the others."""
-        self.rows = join_rows([self.rows, rows], self.axis) if rows_of(self.rows, self.axis) else rows
-
-    def take(self, rows: AxisSpan) -> Tensor:
-        """These rows, by their numbers in the stream."""
-        return take_rows(self.rows, self.axis, rows.start - self.first, rows.stop - self.first)
-
-    def drop(self, before: int) -> None:
-        """Forget the rows before this one."""
-        count = rows_of(self.rows, self.axis)
-        gone = min(before - self.first, count)
-        if gone > 0:
-            self.rows = take_rows(self.rows, self.axis, gone, count)
-            self.first += gone
-
-
-@dataclass(eq=False, slots=True)
-class StreamedOperation:
-    """An operation with its rule, what it keeps, and how many rows it has made."""
-
-    at: int
-    rule: TimeRule
-    moving: list[ResultReference]  # the operands with rows
-    fixed: list[ResultReference]
-    kept: dict[ResultReference, KeptRows] = field(default_factory=dict)
-    carried: dict[ResultReference, Tensor] = field(default_factory=dict)
-    made: int = 0
-
-    def reset(self, none: dict[ResultReference, KeptRows]) -> None:
-        """Forget the stream; of each operand no rows are kept."""
-        self.kept, self.carried, self.made = {r: replace(none[r]) for r in self.moving}, {}, 0
-
-    def piece(self, count: int, totals: list[int], ends: bool) -> StreamPiece | None:
-        """What it makes now, where its operands have ``count`` rows, and operation i would have made
-        ``totals[i]`` if the stream ended, as it does if ``ends``. None for nothing."""
-        rule, total = self.rule, totals[self.moving[0].at]
-        if rule.axis is None:
-            due = not self.made and count >= rule.least
-            return StreamPiece(AxisSpan(0, 1), AxisSpan(0, count)) if due else None
-        stop = rule.total(total) if ends else rule.ready(count, total)
-        if stop <= self.made:
-            return None
-        wanted = rule.relation.needs(AxisSpan(self.made, stop))
-        start = min(count, max(0, wanted.start))  # all that is read may be before the stream, or behind it
-        read = AxisSpan(start, max(start, min(count, wanted.stop)))
-        low = max(0, min(0, wanted.stop) - wanted.start)
-        return StreamPiece(AxisSpan(self.made, stop), read, low, wanted.size - low - read.size)
-
-
 class StreamKind(NamedTuple):
     """What the inputs of a stream have in common, and what its operations depend on."""
 
@@ -241,7 +182,7 @@ class StreamPlan:
     """The operations of a model for inputs of one kind. Raises Unsupported for a model that cannot be
     streamed."""
 
-    def __init__(self, model: nn.Module, kind: StreamKind, latency: int) -> None:
+    def __init__(self, model: nn.Module, kind: StreamKind, latency: int, record: bool) -> None:
         dim = kind.shape.index(-1)
         axis = TimeAxis(dim)
         self.weights = _versions(model)
@@ -274,31 +215,67 @@ class StreamPlan:
         made = short.operations[short.result.at] if short.result.at >= 0 else None
         read = any(short.result in op.moving for op in self.operations)
         self.shares_result = made is None or read or made.op.is_view
+        self.graphs = StepGraphs() if record and kind.device.type == "cuda" else None
         self.reset()
 
     def reset(self) -> None:
         """Begin a stream."""
         for op in self.operations:
             op.reset(self.none)
-        self.count = 0
-        self.failed = False
+        self.count, self.failed = 0, False
+        self._place: tuple[int, ...] = ()
         self.values: dict[ResultReference, Tensor] = {}  # those that do not change any more
 
     @property
     def progress(self) -> Any:
-        """Where the stream is: the numbers of rows so far, and what is kept."""
-        each = [
-            (op.made, op.carried, {r: (kept.first, kept.rows) for r, kept in op.kept.items()})
-            for op in self.operations
-        ]
-        return self.count, self.failed, self.values, each
+        """Where the stream is, for ``resume``."""
+        return self.failed, self.values, [[*op.carried] for op in self.operations], self.state_now
 
     def resume(self, progress: Any) -> None:
         """Go on where a plan of the same model was."""
-        self.count, self.failed, self.values, each = progress
-        for op, (made, carried, kept) in zip(self.operations, each, strict=True):
-            op.made, op.carried = made, carried
-            op.kept = {r: KeptRows(self.axes[r], rows, first) for r, (first, rows) in kept.items()}
+        self.failed, self.values, carried, state = progress
+        for op, references in zip(self.operations, carried, strict=True):
+            op.carried = dict.fromkeys(references, self.none[ResultReference(-1)].rows)
+        self.go_to(state)
+
+    @property
+    def state_now(self) -> StreamState:
+        """Where the stream is, apart from values that do not change any more."""
+        kept = [kept for op in self.operations for kept in op.kept.values()]
+        carried = [t for op in self.operations for t in op.carried.values()]
+        numbers = [self.count, *(op.made for op in self.operations), *(k.first for k in kept)]
+        return StreamState(numbers, [*(k.rows for k in kept), *carried])
+
+    def go_to(self, state: StreamState) -> None:
+        """Be where ``state_now`` was this."""
+        numbers, tensors = iter(state.numbers), iter(state.tensors)
+        self.count, self._place = next(numbers), ()
+        for op in self.operations:
+            op.made = next(numbers)
+        for op in self.operations:
+            for kept in op.kept.values():
+                kept.first, kept.rows = next(numbers), next(tensors)
+        for op in self.operations:
+            op.carried = {r: next(tensors) for r in op.carried}
+
+    @property
+    def place(self) -> tuple[int, ...]:
+        """Where the stream is relative to the strides: the next step depends on this and its rows alone.
+        Empty while an operation still reads what lies before the beginning."""
+        if not self._place and self.count:
+            counts = [*(op.made for op in self.operations), self.count]
+            found = [self.count % self.hop]
+            for op in self.operations:
+                if not op.made or (op.rule.axis is not None and op.rule.relation.first(op.made) < 0):
+                    return ()
+                if op.moving and op.rule.axis is not None:
+                    period, advance = op.rule.relation.rate
+                    have = min(counts[r.at] for r in op.moving)
+                    found += [op.made * advance - have * period, *(counts[r.at] - have for r in op.moving)]
+                    for kept in op.kept.values():
+                        found += [have - kept.first, rows_of(kept.rows, kept.axis)]
+            self._place = tuple(found)
+        return self._place
 
     def _checked_latency(self, rows: int, allowed: int) -> int:
         """How many rows of input the result waits for. Raises Unsupported if that is more than allowed."""
@@ -334,6 +311,33 @@ class StreamPlan:
                 counts[op.at] = op.rule.ready(min(counts[r.at] for r in op.moving), total)
         return counts, totals
 
+    def take(self, x: Tensor) -> Tensor | None:
+        """The rows of the result that the next rows of the input let be computed, in memory of its own;
+        by a CUDA graph, if the step came before. None for no rows."""
+        if self.graphs is not None and not (self.failed or is_capturing(x.device)) and self.place:
+            key = StepKey(self.place, rows_of(x, self.axes[ResultReference(-1)]))
+            state = self.state_now
+            if graph := self.graphs.graph_of(key, self._step_from, state, x):
+                self.failed = True
+                made, state = graph.run(state, x)
+                self.go_to(state)
+                self.failed, self._place = False, graph.place
+                return made
+        # What is kept must not change where the caller writes to the input, or to the result.
+        made = self.step(x.clone(memory_format=torch.contiguous_format))
+        return made.clone() if made is not None and self.shares_result else made
+
+    def _step_from(self, state: StreamState, x: Tensor) -> MadeStep:
+        """The step from a state; then the stream is where it was."""
+        now, failed = self.state_now, self.failed
+        self.go_to(state)
+        self.failed = False
+        try:
+            return MadeStep(self.step(x), self.state_now, self.place)
+        finally:
+            self.go_to(now)
+            self.failed = failed
+
     def step(self, x: Tensor | None, ends: bool = False) -> Tensor | None:
         """The rows of the result that the next rows of the input let be computed; all that are left if the
         stream ``ends``. None for no rows. Raises TensorError behind a piece that failed."""
@@ -341,7 +345,7 @@ class StreamPlan:
             raise TensorError(
                 "streaming: a piece of this stream failed, rows are missing; reset() begins another one"
             )
-        self.failed = True
+        self.failed, self._place = True, ()
         new: dict[ResultReference, Tensor] = {} if x is None else {ResultReference(-1): x}
         self.count += 0 if x is None else rows_of(x, self.axes[ResultReference(-1)])
         counts = [0] * len(self.operations) + [self.count]
@@ -418,9 +422,9 @@ class StreamPlan:
 class StreamedModel(nn.Module):
     """A model with a state, see ``streaming``."""
 
-    def __init__(self, model: nn.Module, dim: int, latency: int) -> None:
+    def __init__(self, model: nn.Module, dim: int, latency: int, record: bool) -> None:
         super().__init__()
-        self.model, self.dim, self.allowed = model, dim, latency
+        self.model, self.dim, self.allowed, self.records = model, dim, latency, record
         self._plan: StreamPlan | None = None
         self._kind: StreamKind | None = None
 
@@ -433,7 +437,7 @@ class StreamedModel(nn.Module):
         going = state.pop("going")
         self.__dict__ |= state
         if going is not None and self._kind is not None:
-            self._plan = StreamPlan(self.model, self._kind, self.allowed)
+            self._plan = StreamPlan(self.model, self._kind, self.allowed, self.records)
             self._plan.resume(going)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -444,11 +448,8 @@ class StreamedModel(nn.Module):
             raise TensorError(f"streaming: expected a tensor with time in dim {self.dim}, got {found}")
         plan = self._planned(x)
         with torch.no_grad():
-            # What is kept must not change where the caller writes to the input, or to the result.
-            made = plan.step(x.clone(memory_format=torch.contiguous_format)) if x.shape[self.dim] else None
-            if made is None:
-                return plan.none[plan.capture.result].rows.clone()
-            return made.clone() if plan.shares_result else made
+            made = plan.take(x) if x.shape[self.dim] else None
+        return plan.none[plan.capture.result].rows.clone() if made is None else made
 
     def flush(self) -> Tensor | None:
         """The rest of the result at the end of a stream, None if nothing is left; then a stream begins."""
@@ -497,18 +498,20 @@ class StreamedModel(nn.Module):
                 f"streaming: the stream has inputs of shape {self._kind}, got {got}; "
                 "reset() begins another one"
             )
-        self._plan, self._kind = StreamPlan(self.model, kind, self.allowed), kind
+        self._plan = StreamPlan(self.model, kind, self.allowed, self.records)
+        self._kind = kind
         return self._plan
 
 
-def streaming(model: nn.Module, latency: int = 0, dim: int = 2) -> StreamedModel:
+def streaming(model: nn.Module, latency: int = 0, dim: int = 2, record: bool = True) -> StreamedModel:
     """A module that computes a model's result piece by piece: ``s(x1)``, ``s(x2)``, ... are, joined along
     time, the rows of the model's result for the joined input, as far as they are known. Pieces may have
     any length, also another one at each call.
 
     ``dim``: of the input, which holds time (batch, channels, time, ...). ``latency``: how many rows of
     input the result may wait for, where the model looks ahead so far; ``flush()`` then gives the rest at
-    the end of a stream. ``reset()`` begins another stream. There are no gradients.
+    the end of a stream. ``record``: whether a step that comes again becomes a CUDA graph, where there is
+    one, with memory of its own. ``reset()`` begins another stream. There are no gradients.
 
     Convolutions are computed by kernels to which the length is an argument, so that the pieces have the
     bits of the whole; where there is no kernel, torch computes them. TypeError for what is no module,
@@ -521,7 +524,7 @@ def streaming(model: nn.Module, latency: int = 0, dim: int = 2) -> StreamedModel
         raise ValueError(f"streaming: dim: expected the number of a dim, got {dim!r}")
     if not isinstance(latency, int) or isinstance(latency, bool) or latency < 0:
         raise ValueError(f"streaming: latency: expected a number of rows from 0 on, got {latency!r}")
-    return StreamedModel(model, dim, latency)
+    return StreamedModel(model, dim, latency, record)
 
 
 def _captured_twice(model: nn.Module, kind: StreamKind) -> tuple[Capture, Capture]:

@@ -1,5 +1,5 @@
 """The time axis of a stream: where it lies in a tensor, the pieces of a stream, what an operation does
-along it, and which rows of an operand an operation reads while the stream has no end yet.
+along it, which rows of an operand an operation reads while the stream has no end yet, and which it keeps.
 
 Rows repeat after a period, in which the operand advances: the relation of a convolution (halo.py) far from
 both ends of an image, where it is the same everywhere.
@@ -12,7 +12,7 @@ both ends of an image, where it is the same everywhere.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -199,3 +199,61 @@ def has_numbers_of(op: CapturedOperation, other: CapturedOperation) -> bool:
     """Whether two operations have the same numbers."""
     pairs = zip(op.leaves(), other.leaves(), strict=True)
     return all(isinstance(a, (Tensor, ResultReference)) or a == b for a, b in pairs)
+
+
+@dataclass(eq=False, slots=True)
+class KeptRows:
+    """The rows of an operand that an operation still reads, from row ``first`` on."""
+
+    axis: TimeAxis
+    rows: Tensor
+    first: int = 0
+
+    def add(self, rows: Tensor) -> None:
+        """Rows behind the others."""
+        self.rows = join_rows([self.rows, rows], self.axis) if rows_of(self.rows, self.axis) else rows
+
+    def take(self, rows: AxisSpan) -> Tensor:
+        """These rows, by their numbers in the stream."""
+        return take_rows(self.rows, self.axis, rows.start - self.first, rows.stop - self.first)
+
+    def drop(self, before: int) -> None:
+        """Forget the rows before this one."""
+        count = rows_of(self.rows, self.axis)
+        gone = min(before - self.first, count)
+        if gone > 0:
+            self.rows = take_rows(self.rows, self.axis, gone, count)
+            self.first += gone
+
+
+@dataclass(eq=False, slots=True)
+class StreamedOperation:
+    """An operation with its rule, what it keeps, and how many rows it has made."""
+
+    at: int
+    rule: TimeRule
+    moving: list[ResultReference]  # the operands with rows
+    fixed: list[ResultReference]
+    kept: dict[ResultReference, KeptRows] = field(default_factory=dict)
+    carried: dict[ResultReference, Tensor] = field(default_factory=dict)
+    made: int = 0
+
+    def reset(self, none: dict[ResultReference, KeptRows]) -> None:
+        """Forget the stream; of each operand no rows are kept."""
+        self.kept, self.carried, self.made = {r: replace(none[r]) for r in self.moving}, {}, 0
+
+    def piece(self, count: int, totals: list[int], ends: bool) -> StreamPiece | None:
+        """What it makes now, where its operands have ``count`` rows, and operation i would have made
+        ``totals[i]`` if the stream ended, as it does if ``ends``. None for nothing."""
+        rule, total = self.rule, totals[self.moving[0].at]
+        if rule.axis is None:
+            due = not self.made and count >= rule.least
+            return StreamPiece(AxisSpan(0, 1), AxisSpan(0, count)) if due else None
+        stop = rule.total(total) if ends else rule.ready(count, total)
+        if stop <= self.made:
+            return None
+        wanted = rule.relation.needs(AxisSpan(self.made, stop))
+        start = min(count, max(0, wanted.start))  # all that is read may be before the stream, or behind it
+        read = AxisSpan(start, max(start, min(count, wanted.stop)))
+        low = max(0, min(0, wanted.stop) - wanted.start)
+        return StreamPiece(AxisSpan(self.made, stop), read, low, wanted.size - low - read.size)
