@@ -15,7 +15,9 @@ import torch
 
 import transconv
 from tests.gpu import cases as c
-from transconv.torch_ops.quantized import quantized_modules
+from transconv.torch_ops.quantized import block_scales
+from transconv.torch_ops.quantized.block_scales import BlockWeight
+from transconv.torch_ops.quantized.input_quantization import KINDS
 from transconv.torch_ops.quantized.quantized_functional import FUNCTIONS
 
 pytestmark = pytest.mark.gpu
@@ -87,8 +89,9 @@ def differing(layer: Drawn, dtype: torch.dtype, last: bool, device: str) -> int:
     scale = 2.0 ** torch.randint(-3, 2, (total, layer.channels // layer.size), **whole)
     bias = torch.randint(-8, 9, (total,), **whole).to(dtype) if layer.bias else None
     words = layer.stride, layer.padding, layer.dilation, layer.groups
-    got = quantized_modules.of_four_bits(FUNCTIONS[rank, False], x, weight, scale, bias, words, {})
-    plain = quantized_modules.unpacked(weight, scale, torch.float32)
+    held = BlockWeight(KINDS["int4_weight_only"], layer.channels, weight, scale)
+    got = block_scales.convolved(FUNCTIONS[rank, False], x, held, bias, words, {})
+    plain = held.unpacked(torch.float32)
     want = CALLS[rank - 1](x.double(), plain.double(), None if bias is None else bias.double(), *words)
     assert got.dtype is dtype and got.shape == want.shape
     return int((got != want.to(dtype)).sum())

@@ -534,7 +534,12 @@ CALLS: dict[str, Callee] = {
 
 
 def _of_codes(
-    name: str, arity: int, numpy: Callable[..., Array], helper: str, result: DType = i32, typed: bool = True
+    name: str,
+    arity: int,
+    numpy: Callable[..., Array],
+    helper: str,
+    result: DType = i32,
+    typed: bool = True,
 ) -> Callee:
     """A function of integers, which are i32 where ``typed``, without rounding on any chip."""
     takes = (i32,) * arity * typed
