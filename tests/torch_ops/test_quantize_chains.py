@@ -17,7 +17,7 @@ from transconv.conv import Epilogue, zero_sums, zero_sums_shape
 from transconv.support import knobs
 from transconv.target import TARGETS
 from transconv.torch_ops.calls import lower_call
-from transconv.torch_ops.quantized import block_scales
+from transconv.torch_ops.quantized import quantized_modules
 from transconv.torch_ops.quantized.quantized_functional import FUNCTIONS
 from transconv.torch_ops.quantized.quantized_modules import FusedQuantConv2d
 
@@ -242,6 +242,6 @@ def test_weights_are_written_where_many_positions_read_them(monkeypatch: pytest.
     transconv.config.cpu = "interpret"
     f, weight = FUNCTIONS[2, False], torch.empty(640, 640, 3, 3, dtype=torch.int8, device="meta")
     large, small = (torch.empty(2, 640, n, n).bfloat16() for n in (32, 4))
-    assert block_scales.is_written(f, large, weight, (1, 1, 1, 1))
-    assert not block_scales.is_written(f, large, weight, (16, 1, 1, 1))
-    assert not block_scales.is_written(f, small, weight, (1, 1, 1, 1))
+    assert quantized_modules.is_written(f, large, weight, (1, 1, 1, 1))
+    assert not quantized_modules.is_written(f, large, weight, (16, 1, 1, 1))
+    assert not quantized_modules.is_written(f, small, weight, (1, 1, 1, 1))

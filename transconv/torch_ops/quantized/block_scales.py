@@ -41,9 +41,12 @@ from transconv.torch_ops.quantized.input_quantization import QuantizationScheme
 Tensor = torch.Tensor
 
 
+F4E2M1: list[float] = CALLS["f4e2m1"].numpy(range(16)).tolist()
+
+
 def _of_codes(code: Tensor) -> Tensor:
     """The floats of 4 bits with these codes."""
-    return torch.tensor(CALLS["f4e2m1"].numpy(range(16)).tolist(), device=code.device)[code.int()]
+    return torch.tensor(F4E2M1, device=code.device)[code.int()]
 
 
 @dataclass(frozen=True, slots=True)
