@@ -19,6 +19,7 @@ import transconv
 from transconv import errors
 from transconv.backend_triton import Resources, compile_offline
 from transconv.compute import execute, parse
+from transconv.ir import DTYPES
 from transconv.runtime import build_compute, job_of
 from transconv.support import knobs
 from transconv.target import TARGETS
@@ -181,6 +182,20 @@ def test_layers_multiply_by_what_blocks_mean(
     assert began == want
 
 
+@interpreted
+def test_activations_are_parts_of_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    transconv.config.cpu = "interpret"
+    monkeypatch.setattr(block_scales, "pays", lambda *_: False)
+    x = torch.randn(1, 32, 3, 3).to(torch.bfloat16).contiguous(memory_format=torch.channels_last)
+    for act in (nn.ReLU(), nn.SiLU(), nn.GELU()):
+        model = nn.Sequential(nn.Conv2d(32, 16, 1), act).eval().bfloat16()
+        assert transconv.quantize_(model, "mxfp8").folded == ("1",)
+        made: Any = model[0]
+        plain = nn.functional.conv2d(x.double(), made.blocks.unpacked(torch.float64), made.bias.double())
+        want = act(plain)
+        assert (model(x).double() - want).abs().max() <= 2**-8 * want.abs().max()
+
+
 def test_both_operands_may_have_blocks() -> None:
     """As a text: scales are operands with coordinates of their own."""
     text = """compute product
@@ -219,7 +234,7 @@ def test_both_operands_may_have_blocks() -> None:
 def test_kernels_compile(kind: str, chip: str) -> None:
     weight = blocks(kind, torch.randn(64, 96))
     image, made = torch.empty(32, 96, dtype=torch.bfloat16), torch.empty(32, 64, dtype=torch.bfloat16)
-    of = block_scales.lower_call.DTYPES[torch.bfloat16]
+    of = DTYPES["bf16"]
     texts = [block_scales.product_text(image, weight, None, None, made), weight.text(of)]
     plans = [build_compute(parse(text), TARGETS[chip]) for text in texts]
     jobs = [job_of(step, TARGETS[chip], words=False) for plan in plans for step in plan.steps]
@@ -266,6 +281,7 @@ def test_what_has_no_blocks_is_left_with_its_reason() -> None:
     model = nn.ModuleDict(
         {
             "few": nn.Conv1d(15, 4, 3),
+            "encoder": nn.TransformerEncoderLayer(32, 4, 64),
             "depthwise": nn.Conv2d(32, 32, 3, groups=32),
             "up": nn.ConvTranspose1d(32, 4, 3),
             "own": Own(32, 4),
@@ -275,9 +291,13 @@ def test_what_has_no_blocks_is_left_with_its_reason() -> None:
     )
     model["endless"].weight.data[0, 0] = float("inf")
     report = transconv.quantize_(model, "mxfp4")
-    assert report.quantized == ("good",) and str(report).startswith("1 layer quantised (mxfp4), 5 left")
+    assert report.quantized == ("good",) and str(report).startswith("1 layer quantised (mxfp4), 8 left")
     assert report.left == {
         "few": "weights in blocks (mxfp4) are for 16 input channels and more, not 15",
+        "encoder.linear1": "torch.nn.TransformerEncoderLayer reads its weight",
+        "encoder.linear2": "torch.nn.TransformerEncoderLayer reads its weight",
+        "encoder.self_attn.out_proj": "its class NonDynamicallyQuantizableLinear is not torch.nn.Linear "
+        "itself",
         "depthwise": "weights in blocks (mxfp4) are for 16 input channels and more, not 1",
         "up": "transposed convolutions have no weights in blocks (mxfp4)",
         "own": "its class Own is not torch.nn.Linear itself",

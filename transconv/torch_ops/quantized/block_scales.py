@@ -192,7 +192,7 @@ def quantised(weight: Tensor, kind: QuantizationScheme, channels: int) -> BlockW
     """A float weight (oc, ic/groups, *k) in blocks of so many channels."""
     size, most = channels, kind.most
     rows = F.pad(weight.detach().float().movedim(1, -1), (0, -weight.shape[1] % size))
-    each, whole = rows.unflatten(-1, (-1, size)), None
+    each, whole = rows.reshape(*rows.shape[:-1], -1, size), None
     highest = each.abs().amax(-1)
     if kind.scale.bits == 32:
         tiny = torch.finfo(torch.float32).tiny
@@ -246,13 +246,11 @@ def multiplied(
     input: Tensor,
     weight: BlockWeight,
     bias: Tensor | None,
-    stride: Any = 1,
-    padding: Any = 0,
-    dilation: Any = 1,
-    groups: int = 1,
+    numbers: tuple[Any, ...] = (1, 0, 1, 1),
     activation: str = "",
 ) -> Tensor | None:
-    """The product by a kernel that makes floats of what it reads; None where the weight should be written
+    """The product, of the stride, padding, dilation and groups ``numbers``, by a kernel that makes floats
+    of what it reads; None where the weight should be written
     first, or no kernel does it: of other types than 16-bit floats, groups, images whose channels are not
     innermost in memory, and in invariant mode, as the choice depends on the batch."""
     rank, of = weight.elements.dim() - 2, lower_call.DTYPES.get(input.dtype)
@@ -261,7 +259,7 @@ def multiplied(
         weight.kind.scale.bits == 32
         or of is None
         or of.bits != 16
-        or groups != 1
+        or numbers[3] != 1
         or settings.invariant
         or not (input_quantization.served(input) and is_plain(input) and input.numel())
         or input.dim() != rank + 2
@@ -269,7 +267,7 @@ def multiplied(
         or not image.is_contiguous()
     ):
         return None
-    shape, p = _result(tuple(input.shape), weight.logical, stride, padding, dilation)
+    shape, p = _result(tuple(input.shape), weight.logical, *numbers[:3])
     count = prod(weight.logical)
     target = lower_call.target_of(input.device)
     moved = weight.elements.nbytes + 2 * count * input.element_size()

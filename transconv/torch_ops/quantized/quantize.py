@@ -168,11 +168,17 @@ def _candidates(
 ) -> tuple[dict[str, torch.nn.Module], dict[str, str]]:
     found: dict[str, torch.nn.Module] = {}
     left: dict[str, str] = {}
-    kinds = (torch.nn.modules.conv._ConvNd, *[torch.nn.Linear] * how.of_floats)
+    kinds: tuple[type[torch.nn.Module], ...] = (torch.nn.modules.conv._ConvNd,)
+    if how.of_floats:
+        kinds += (torch.nn.Linear,)
+    layers = [m for m in model.modules() if isinstance(m, torch.nn.TransformerEncoderLayer)]
+    read = {id(part) for layer in layers for part in layer.children()}
     for name, module in model.named_modules():
         if not isinstance(module, kinds):
             continue
-        why = _why_not(module)
+        why = (
+            "torch.nn.TransformerEncoderLayer reads its weight" if id(module) in read else _why_not(module)
+        )
         if not why and filter_fn is not None and not filter_fn(module, name):
             why = "filter_fn said no"
         if why:

@@ -366,7 +366,7 @@ def convolved(
     that do not fit."""
     word = given.get("activation", "")
     if given.keys() <= {"activation"} and (word in OPS or not word):
-        if (made := block_scales.multiplied(input, weight, bias, *numbers, word)) is not None:
+        if (made := block_scales.multiplied(input, weight, bias, numbers, word)) is not None:
             return made
     given = {**given, "output_dtype": input.dtype}
     return quantized_functional.of_new_weight(f, input, weight.floats(input.dtype), bias, numbers, given)
