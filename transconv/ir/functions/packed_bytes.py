@@ -135,12 +135,12 @@ _F4E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
 
 def f4e2m1_in_numpy(code: Array) -> Array:
     """The floats of 4 bits with these codes."""
-    return np.asarray(np.concatenate([_F4E2M1, -_F4E2M1])[np.asarray(code) & 15])
+    return np.asarray(np.concatenate([_F4E2M1, -_F4E2M1])[np.asarray(code, np.int64) & 15])
 
 
 def f8e8m0_in_numpy(code: Array) -> Array:
     """The powers of two with these codes."""
-    code = np.asarray(code)
+    code = np.asarray(code, np.int64)
     return np.where(code == 255, np.nan, np.ldexp(1.0, code - 127)).astype(np.float32)
 
 

@@ -229,6 +229,8 @@ def _pairs(codes: Tensor) -> Tensor:
 
 # -- products --------------------------------------------------------------------------------------
 
+WHAT = "products with weights in blocks"
+
 
 def linear(input: Tensor, weight: BlockWeight, bias: Tensor | None) -> Tensor:
     """The product of rows (..., ic) in the input's type. TensorError for rows that do not fit."""
@@ -237,7 +239,9 @@ def linear(input: Tensor, weight: BlockWeight, bias: Tensor | None) -> Tensor:
     rows = input.reshape(-1, weight.channels)
     if (made := multiplied(rows, weight, bias)) is not None:
         return made.view(*input.shape[:-1], len(weight.elements))
-    stats.refuse_invariant("torch", "torch multiplies large matrices by weights of blocks")
+    stats.refuse_invariant("torch", f"torch computes {WHAT} of many rows")
+    if not (input_quantization.served(input) or torch.compiler.is_dynamo_compiling()):
+        stats.announce(f"device:{input.device.type}", what=WHAT)
     made = F.linear(rows, weight.floats(input.dtype), None if bias is None else bias.to(input.dtype))
     return made.view(*input.shape[:-1], len(weight.elements))
 
@@ -250,9 +254,9 @@ def multiplied(
     activation: str = "",
 ) -> Tensor | None:
     """The product, of the stride, padding, dilation and groups ``numbers``, by a kernel that makes floats
-    of what it reads; None where the weight should be written
-    first, or no kernel does it: of other types than 16-bit floats, groups, images whose channels are not
-    innermost in memory, and in invariant mode, as the choice depends on the batch."""
+    of what it reads; None where the weight should be written first, or no kernel does it: of other types
+    than 16-bit floats, groups, images whose channels are not innermost in memory, and in invariant mode,
+    as the choice depends on the batch."""
     rank, of = weight.elements.dim() - 2, lower_call.DTYPES.get(input.dtype)
     image = input.movedim(1, -1)
     if (
@@ -274,9 +278,9 @@ def multiplied(
     if pays(moved, count * prod(shape) // shape[1], target):
         return None
     weight.check()
-    made = image.new_empty((shape[0], *shape[2:], shape[1]))
+    made = arguments.empty_result(input, shape, arguments.channels_last_result(input, input))
     bias = None if bias is None else bias.contiguous()
-    key = ("product", *weight.key, input.dtype, tuple(image.shape), p, activation)
+    key = ("product", *weight.key, input.dtype, tuple(image.shape), p, activation, made.stride())
     key = (*key, bias is not None and bias.dtype)
     names = ("X", *weight.names, *["B"] * (bias is not None), "Y")
     tensors = (image, *weight.tensors, *([] if bias is None else [bias]), made)
@@ -285,11 +289,10 @@ def multiplied(
         added = None if bias is None else lower_call.DTYPES[bias.dtype]
         return product_text(image, weight, added, p, made, activation)
 
-    what = "products with weights of blocks"
     same = lower_call.flags(input.dtype).deterministic
-    if not input_quantization.computed(what, key, names, tensors, text, same):
+    if not input_quantization.computed(WHAT, key, names, tensors, text, same):
         return None
-    return made.movedim(-1, 1)
+    return made
 
 
 def _result(
@@ -306,21 +309,23 @@ def _result(
 def product_text(
     image: Tensor, weight: BlockWeight, bias: DType | None, p: Any, made: Tensor, activation: str = ""
 ) -> str:
-    """The computation of a result (n, *o, f) from an image (n, *i, c)."""
+    """The computation of a result (n, f, *o), with f innermost or second, from an image (n, *i, c)."""
     taps, of, tap = weight.logical[2:], lower_call.DTYPES[image.dtype], "0"
     for i, size in enumerate(taps):
         tap = f"({tap})*{size} + k{i}"
     places = [f"o{i}*{p.stride[i]} + k{i}*{p.dilation[i]} - {p.pad_lo[i]}" for i in range(len(taps))]
-    axes = ["n", *(f"o{i}" for i in range(len(taps))), "f"]
+    axes, last = ["n", *(f"o{i}" for i in range(len(taps))), "f"], made.movedim(1, -1).is_contiguous()
+    axes = axes if last else ["n", "f", *axes[1:-1]]
+    held = made.movedim(1, -1) if last else made
     summed = {**{f"k{i}": size for i, size in enumerate(taps)}, "c": weight.padded}
-    rows = zip(axes, made.shape, strict=True)
+    rows = zip(axes, held.shape, strict=True)
     return "\n".join(
         [
             "compute block_product",
             f"    tensor X {of} {[*image.shape]}",
             *weight.declared,
-            *([] if bias is None else [f"    tensor B {bias} {[made.shape[-1]]}"]),
-            f"    tensor Y {of} {[*made.shape]}",
+            *([] if bias is None else [f"    tensor B {bias} {[made.shape[1]]}"]),
+            f"    tensor Y {of} {[*held.shape]}",
             "    axes   " + " ".join(f"{a}={n}" for a, n in (*rows, *summed.items())),
             f"    read   x = X[{', '.join(['n', *places, 'c'])}]",
             *weight.reads(tap, of),
