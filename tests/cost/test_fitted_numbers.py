@@ -25,7 +25,7 @@ from transconv.cost import AtSizes, count, estimate, issue, model, of_phases
 from transconv.ir import value_at
 from transconv.schedule import Schedule, why_not
 from transconv.target import Target
-from transconv.torch_ops.quantized import quantized_modules
+from transconv.torch_ops.quantized import block_scales
 
 RESULTS = Path(__file__).parents[2] / "bench" / "results"
 Row = dict[str, str]
@@ -266,9 +266,8 @@ def test_weights_that_pass_through_registers() -> None:
     assert len(found) == 27
     weights = [p.oc * p.icg * prod(p.k) for p in found]
     multiplied = sum(
-        quantized_modules.multiplied_us(n * p.mb * prod(p.o), SM90)
-        for n, p in zip(weights, found, strict=True)
+        block_scales.multiplied_us(n * p.mb * prod(p.o), SM90) for n, p in zip(weights, found, strict=True)
     )
-    written = sum(quantized_modules.written_us(int(2.5 * n), SM90) for n in weights)
+    written = sum(block_scales.written_us(int(2.5 * n), SM90) for n in weights)
     more = (late - early) * 1e3 + written
     assert more / multiplied == pytest.approx(SM90.rates.issue.converted_late, rel=0.05)
