@@ -80,19 +80,12 @@ def add_to(verbs: object) -> None:
         float("inf"),
         ranges.seconds,
     )
-    made.add_argument(
-        "--limit", type=ranges.limit, default=60.0, metavar="SECONDS", help="seconds for one trial"
-    )
+    made.option("--limit", "SECONDS", "seconds for one trial", 60.0, ranges.limit)
     made.add_argument("--target", default="sm_90", help="the chip that kernels are made for")
-    made.add_argument(
-        "--interpreter",
-        action="store_true",
-        help="use no GPU, but the interpreter of the IR, and for --share Triton's",
-    )
-    made.add_argument(
+    made.flag("--interpreter", "use no GPU, but the interpreter of the IR, and for --share Triton's")
+    made.flag(
         "--opencl",
-        action="store_true",
-        help="use no GPU: kernels for the Max 1550 are executed on the CPU through OpenCL (docs/intel.md)",
+        "use no GPU: kernels for the Max 1550 are executed on the CPU through OpenCL (docs/intel.md)",
     )
     made.option(
         "--sets",
@@ -115,7 +108,7 @@ def add_to(verbs: object) -> None:
     made.option(
         "--shrink", "N", "how many kinds of failures to shrink (default: 4)", 4, ranges.at_least(0, 1000)
     )
-    made.add_argument("--no-corpus", action="store_true", help="skip the trials of the corpus")
+    made.flag("--no-corpus", "skip the trials of the corpus")
     made.add_argument(
         "--line", action="append", default=[], metavar="LINE", help="run this trial; may be repeated"
     )

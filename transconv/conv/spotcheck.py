@@ -355,15 +355,3 @@ def examine(
             f"{float(got[bad][0]):g} instead of {float(want[bad][0]):g}"
         )
         return SampleOutcome(seen, telling, bool(several), tuple(map(tuple, places)), reason)
-
-
-def spot_check(
-    problem: ConvProblem,
-    prop: Prop,
-    epilogue: Epilogue,
-    tensors: dict[str, torch.Tensor],
-    result: torch.Tensor,
-    points: int = POINTS,
-) -> str | None:
-    """None if the sampled elements of a result are correct, else a sentence about the wrong ones."""
-    return examine(problem, prop, epilogue, tensors, result, points).reason or None

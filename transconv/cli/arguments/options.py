@@ -48,6 +48,10 @@ class Parser(argparse.ArgumentParser):
         """An option with one value of a kind (``ranges``)."""
         self.add_argument(name, metavar=metavar, help=help, default=default, type=kind)
 
+    def flag(self, name: str, help: str) -> None:
+        """An option without a value."""
+        self.add_argument(name, help=help, action="store_true")
+
     def error(self, message: str) -> NoReturn:
         if message.startswith("the following arguments are required") and (left := self.unknown()):
             message = self.unrecognized(left)
@@ -193,19 +197,19 @@ def each_described(words: Sequence[str]) -> list[ConvProblem]:
 
 
 def problems(words: argparse.Namespace) -> list[tuple[ConvProblem, Prop]]:
-    """Every problem of the command line or of the file it names, with every requested direction. Raises
-    ProblemError where there is none."""
-    path = Path(words.problem[0])
-    if len(words.problem) == 1 and exists(path):
-        listed = list(iter_problems(path))
+    """Every problem of the command line or of the files that it names, with every requested direction.
+    Raises ProblemError where there is none."""
+    if all(exists(w) for w in words.problem):
+        listed = [pair for w in words.problem for pair in iter_problems(Path(w))]
     else:
-        listed = [(described(words.problem), None)]
+        listed = [(p, None) for p in each_described(words.problem)]
     directions = props(words)
     found = [
         (dressed(p, words), prop) for p, way in listed for prop in directions if way is None or way is prop
     ]
     if not found:
-        raise ProblemError(f"{path} has no problem with --prop {words.prop}; expected at least one")
+        named = " ".join(words.problem)
+        raise ProblemError(f"{named} has no problem with --prop {words.prop}; expected at least one")
     return found
 
 
