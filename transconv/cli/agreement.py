@@ -146,10 +146,7 @@ def certify(words: argparse.Namespace) -> int:
         return drawn_calls(words.drawn, where, words.seed)
     given = {"drawn": words.drawn, "device": where, "seed": words.seed}
     if len(words.problem) == 1 and ":" in words.problem[0] and not isfile(words.problem[0]):
-        module, name = options.loaded(words.problem[0])
-        if not callable(made := getattr(module, name, None)):
-            raise ValueError(f"{module.__file__} has no function {name!r}")
-        model, inputs = made()
+        model, inputs = _named(words.problem[0])()
         found = [certified(model, *(inputs if isinstance(inputs, (tuple, list)) else [inputs]), **given)]
     else:
         chosen = {"prop": words.prop, "target": words.target, "schedule": words.schedule or ""}

@@ -84,14 +84,12 @@ def parser() -> argparse.ArgumentParser:
             )
         ),
     )
-    made.add_argument(
+    made.option(
         "--schedules",
-        "--configs",
-        dest="schedules",
-        type=_schedules,
-        default="best",
-        metavar="best|N|all",
-        help="check the plan that a user gets, the N best schedules, or all that may be chosen",
+        "best|N|all",
+        "check the plan that a user gets, the N best schedules, or all that may be chosen",
+        "best",
+        _schedules,
     )
     made.option("--json", "FILE", "write all results as JSON", None, ranges.output)
     made.flag("--strict", "exit with 1 also if a problem was not checked")

@@ -119,16 +119,12 @@ def add_problem(to: Parser, or_file: bool = False, least: int = 1) -> None:
     to.option("--layout", "TAG", "memory order: nchw, nhwc, nChw16c, or three as src:wei:dst")
 
 
-def add_schedule(to: argparse.ArgumentParser) -> None:
-    to.add_argument(
+def add_schedule(to: Parser) -> None:
+    to.option(
         "--schedule",
-        "--config",
-        dest="schedule",
-        metavar="S",
-        type=str,
-        help="one line such as 'mb.oh.ow:128 oc:128 ic:64 | mma | stages=3 warps=8'; "
-        "`transconv words` explains each word; default: chosen by "
-        "transconv",
+        "S",
+        "one line such as 'mb.oh.ow:128 oc:128 ic:64 | mma | stages=3 warps=8'; "
+        "`transconv words` explains each word; default: chosen by transconv",
     )
 
 

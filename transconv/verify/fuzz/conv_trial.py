@@ -101,7 +101,6 @@ class ConvTrial(Trial):
         shapes = []
         for word in line.split():
             name, _, value = word.removeprefix("--").partition("=")
-            name = FORMER.get(name, name)
             if not word.startswith("--"):
                 shapes.append(word)
             elif name in OPTIONS:
@@ -199,18 +198,14 @@ class ConvTrial(Trial):
         return found
 
 
-FORMER = {"config": "schedule"}  # words under the names that older corpora have
 OPTIONS = tuple("dir dt stag wtag dtag math target schedule epilogue passes shift values".split())
-
-
-GONE = ("strength", "tidy")  # passes that older corpora switch; kernels meant the same with and without
 OPTIONAL = tuple(step.name for step in passes() if step.optional)
 
 
 def _switches(text: str) -> tuple[tuple[str, bool], ...]:
     """The passes that a trial switches. Raises ProblemError for a name of none."""
     try:
-        made = tuple((name, on) for name, on in knobs.passes.read(text) if name not in GONE)
+        made = tuple(knobs.passes.read(text))
     except ValueError:
         raise ProblemError(f"--passes={text}; expected {knobs.passes.legal}") from None
     if unknown := [name for name, _ in made if name not in OPTIONAL]:
