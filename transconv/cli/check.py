@@ -1,8 +1,7 @@
 """``check``: problems in benchdnn's syntax, each compared with the exact answer; docs/checking.md.
 
 On a GPU every problem runs in a worker process with a time limit, elsewhere in Triton's interpreter
-in this process (with ``--workers`` in others).
-"""
+in this process (with ``--workers`` in others)."""
 
 from __future__ import annotations
 

@@ -3,8 +3,7 @@
 The chip, its clock and power limits, and the features that kernels use; the cache folders of transconv and
 Triton; the table of tuned schedules in use; a convolution and a map, generated, run and compared. The data
 of these two are small integers: products and sums are exact, so the result of a right kernel equals the
-answer. None starts after three seconds.
-"""
+answer. None starts after three seconds."""
 
 from __future__ import annotations
 

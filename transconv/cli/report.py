@@ -1,6 +1,5 @@
 """``report``: an HTML page about a problem's kernels, with the measured times of a CSV file that
-``python -m bench time`` wrote.
-"""
+``python -m bench time`` wrote."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 a network through generated kernels, then one problem from text to machine code.
 
 The data are small integers: products and sums are exact, so a right kernel gives the same bits
-as the answer in f64 after one rounding.
-"""
+as the answer in f64 after one rounding."""
 
 from __future__ import annotations
 

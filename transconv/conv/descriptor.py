@@ -12,8 +12,7 @@ src:wei:dst.
 
 Of the tags of src, wei and dst, one may apply to the three tensors: ``nhwc`` gives weights ``ohwi``, and
 in 1D means ``nwc``. Three are written ``src:wei:dst``. Weights are (oc, ic/g, *k); if a problem has
-groups, a weight tag may also name them (``goihw``, ``hwigo``, ``abxc``).
-"""
+groups, a weight tag may also name them (``goihw``, ``hwigo``, ``abxc``)."""
 
 from __future__ import annotations
 

@@ -5,8 +5,7 @@ strides, are both dense, both grouped or both depthwise, and are both dilated or
 the weighted sum of |log2| of the ratios of their sizes.
 
 What torch computes in place of a convolution's kernel, as lines of Python for files that check
-themselves (``Workload.torch_text``). They use ``torch`` and its functional module as ``F``.
-"""
+themselves (``Workload.torch_text``). They use ``torch`` and its functional module as ``F``."""
 
 from __future__ import annotations
 

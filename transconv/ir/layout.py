@@ -255,8 +255,7 @@ class Layout(Node):
 
     The sizes of a dimension's blocks multiply to its (padded) extent. Strides and offset count
     elements. ``str()`` prints sizes with a letter per dimension (``4a2b7c7d32a32b``); ``parse`` reads
-    that, and also ``nhwc``, ``nChw16c``, ``aBcd16b``, ``N(C/4)HW4`` and strides.
-    """
+    that, and also ``nhwc``, ``nChw16c``, ``aBcd16b``, ``N(C/4)HW4`` and strides."""
 
     dtype: DType
     ndims: int
@@ -289,10 +288,9 @@ class Layout(Node):
     def parse(
         text: str, dtype: DType, shape: Sequence[int] | None = None, letters: str | None = None
     ) -> Layout:
-        """Read any text form. ``letters`` names the dimensions in order (``nchw``); without it the
-        letters of the text decide between ``abcdef``, activations and weights. ``shape`` is needed
-        where the text has no sizes; a blocked dimension is padded up to its block. Raises
-        LayoutError, one line."""
+        """Read any text form. ``letters`` names the dimensions in order (``nchw``); without it the letters
+        of the text decide between ``abcdef``, activations and weights. ``shape`` is needed where the text
+        has no sizes; a blocked dimension is padded up to its block. Raises LayoutError, one line."""
         ndims, blocks, offset = parse_blocks(text, shape, letters)
         return Layout(dtype, ndims, tuple(LayoutBlock(*b) for b in blocks), offset)
 

@@ -1,7 +1,6 @@
 """How a computation becomes a kernel: one line of blocks and words, and when it is legal.
 
-In: a computation, a target, a schedule. Out: None, or why not in a sentence. Knows: compute, target.
-"""
+In: a computation, a target, a schedule. Out: None, or why not in a sentence. Knows: compute, target."""
 
 from transconv.schedule.counts import LONGEST as LONGEST
 from transconv.schedule.counts import QUAD as QUAD

@@ -4,8 +4,7 @@ First the value of each word is checked, then the rules, in the order of ``ASKED
 those before it. Rules of single words are in word_rules.py; rules about blocks, about several words and
 about parts of statistics (tiles/partial_results.py) are here, and those of the words ``a b c``, ``via``,
 ``consumers``, ``transposers`` and ``keep``: which TMA boxes are legal, and which warp-specialized kernels,
-whose operands are always boxes.
-"""
+whose operands are always boxes."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """The words of a schedule: one table, a row for each, in the order in which they are printed.
 
 The package's words are the rows of ``WORDS``; ``register_word`` adds others, in this process. ``words()``
-has all of them. When the package's words are legal is said in legality.py.
-"""
+has all of them. When the package's words are legal is said in legality.py."""
 
 from __future__ import annotations
 
@@ -105,8 +104,7 @@ class Word:
         """The value of a text. Raises ValueError with the reason.
 
         ``refuses`` checks the range of numbers later, so that the text of an older version can be read,
-        and is refused with a reason when it is used.
-        """
+        and is refused with a reason when it is used."""
         if self.kind is int:
             if not re.fullmatch("-?[0-9]+", text):
                 raise ValueError(f"{self.name}={text}, expected a whole number")

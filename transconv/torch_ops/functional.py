@@ -8,8 +8,7 @@ dispatch modes and fake tensors to the registered operators.
 
 Eager calls bypass the operators in autograd, too: functions of their own launch the same kernels in a
 fraction of the host time. A backward pass that is itself differentiated, compiled or traced uses the
-operators.
-"""
+operators."""
 
 from __future__ import annotations
 
@@ -497,10 +496,9 @@ def conv_transpose1d(
     groups: int = 1,
     dilation: Sizes = 1,
 ) -> Tensor:
-    """torch.nn.functional.conv_transpose1d. input (mb, ic, iw) or (ic, iw), weight
-    (ic, oc/groups, kw), bias (oc,); result (mb, oc, ow) with
-    ow = (iw - 1)*stride - 2*padding + dilation*(kw - 1) + output_padding + 1. Dtypes and errors as
-    conv1d."""
+    """torch.nn.functional.conv_transpose1d. input (mb, ic, iw) or (ic, iw), weight (ic, oc/groups, kw),
+    bias (oc,); result (mb, oc, ow) with ow = (iw - 1)*stride - 2*padding + dilation*(kw - 1) +
+    output_padding + 1. Dtypes and errors as conv1d."""
     call = dispatch if _compiling() else _seen(id(weight), dispatch)
     return call(CONV_TRANSPOSE1D, input, weight, bias, stride, padding, output_padding, dilation, groups)
 
@@ -515,9 +513,8 @@ def conv_transpose2d(
     groups: int = 1,
     dilation: Sizes = 1,
 ) -> Tensor:
-    """torch.nn.functional.conv_transpose2d. input (mb, ic, ih, iw) or (ic, ih, iw), weight
-    (ic, oc/groups, kh, kw), bias (oc,); sizes as conv_transpose1d, layout, dtypes and errors as
-    conv2d."""
+    """torch.nn.functional.conv_transpose2d. input (mb, ic, ih, iw) or (ic, ih, iw), weight (ic, oc/groups,
+    kh, kw), bias (oc,); sizes as conv_transpose1d, layout, dtypes and errors as conv2d."""
     call = dispatch if _compiling() else _seen(id(weight), dispatch)
     return call(CONV_TRANSPOSE2D, input, weight, bias, stride, padding, output_padding, dilation, groups)
 
@@ -532,9 +529,8 @@ def conv_transpose3d(
     groups: int = 1,
     dilation: Sizes = 1,
 ) -> Tensor:
-    """torch.nn.functional.conv_transpose3d. input (mb, ic, id, ih, iw) or without mb, weight
-    (ic, oc/groups, kd, kh, kw), bias (oc,); sizes as conv_transpose1d, layout, dtypes and errors as
-    conv3d."""
+    """torch.nn.functional.conv_transpose3d. input (mb, ic, id, ih, iw) or without mb, weight (ic,
+    oc/groups, kd, kh, kw), bias (oc,); sizes as conv_transpose1d, layout, dtypes and errors as conv3d."""
     call = dispatch if _compiling() else _seen(id(weight), dispatch)
     return call(CONV_TRANSPOSE3D, input, weight, bias, stride, padding, output_padding, dilation, groups)
 

@@ -2,8 +2,7 @@
 
 Sizes come from the edges of a kernel's requirements first, small enough for an interpreter. Drawn are
 maps, reductions, rows that are swept several times, and products, with coordinates that one kernel can
-have for all sizes.
-"""
+have for all sizes."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 benchdnn is a state machine (see problem_lists.py): options set lists of alternatives, a problem is
 asked for with every combination of them, ``--reset`` puts the options back. What a request means
-here, or why it means nothing, is said by benchdnn_job.py; this file knows words only.
-"""
+here, or why it means nothing, is said by benchdnn_job.py; this file knows words only."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """Options that several verbs share: problems, directions, schedules and targets, and FILE:NAME, what
-a user's Python file defines; the variables of the environment, which are checked before a verb starts.
-"""
+a user's Python file defines; the variables of the environment, which are checked before a verb starts."""
 
 from __future__ import annotations
 

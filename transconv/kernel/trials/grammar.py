@@ -4,8 +4,7 @@ A line comes from a command or a file, and its statements are then executed as P
 first, and only what computes with its own arrays passes. Names are the trial's own, words of the kernel
 language, or nobody's; attributes are methods of tiles, groups and items; of NumPy there are functions of
 elements, types and what is listed. There are no imports, texts, or names that begin with an underscore,
-and so no way to anything else.
-"""
+and so no way to anything else."""
 
 from __future__ import annotations
 

@@ -19,8 +19,7 @@ A scheme says how convolutions are quantised: the types, and the scales and zero
     int4_weight_only   weights of 4 bits, inputs as they are (quantized/quantized_modules.py)
 
 Weights are symmetric, with a scale for each output channel; those of 4 bits have one for every ``group``
-of its input channels, or for all where that does not divide them.
-"""
+of its input channels, or for all where that does not divide them."""
 
 from __future__ import annotations
 

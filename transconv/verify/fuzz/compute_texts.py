@@ -7,8 +7,7 @@ that a text can say about where an element lies is drawn: flips, strides, pads o
 divided coordinates, broadcasts, gathers, concatenations, permuted and partial stores, layouts with gaps.
 Sizes rarely divide anything.
 
-What is stored goes to a place of its own from every point, unless it adds.
-"""
+What is stored goes to a place of its own from every point, unless it adds."""
 
 from __future__ import annotations
 

@@ -9,8 +9,7 @@ The line is benchdnn's, with options of ours for what benchdnn has no word for:
     --dir=BWD_W --dt=f16:f16:f32 --stag=nhwc --wtag=oihw --dtag=nhwc --target=sm_90
         --schedule=ic:16+oc:16+ow:16+mma+swap=1 --epilogue=bias+relu --passes=-cse,-hoist mb2ic3...
 
-It has no blanks inside of words: blanks of a schedule are written ``+``, commas of strides ``_``.
-"""
+It has no blanks inside of words: blanks of a schedule are written ``+``, commas of strides ``_``."""
 
 from __future__ import annotations
 
