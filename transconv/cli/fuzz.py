@@ -90,11 +90,10 @@ def add_to(verbs: object) -> None:
     made.option(
         "--sets",
         "N",
-        "run the kernels of a convolution with N sets of scales, zero points and "
-        "operands of post-ops, which are arguments, where their values matter: zero "
-        "points, and results that are rounded or saturate. Each is a problem with its "
-        "own check, of whole numbers or of rounded ones in turn; shapes, types and "
-        "chains differ from trial to trial alone (default: 1)",
+        "run the kernels of a convolution with N sets of scales, zero points and operands of post-ops, "
+        "which are arguments, where their values matter: zero points, and results that are rounded or "
+        "saturate. Each is a problem with its own check, of whole numbers or of rounded ones in turn; "
+        "shapes, types and chains differ from trial to trial alone (default: 1)",
         1,
         ranges.at_least(1, 1000),
     )

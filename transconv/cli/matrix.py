@@ -226,9 +226,8 @@ def _report(
     spilt = sum(1 for r in rows if r.spill_bytes)
     lines = [
         *failures,
-        f"{kernels} kernels compiled in {seconds:.0f} s for "
-        f"{len({r.target for r in rows})} chips; {spilt} of {len(rows)} rows spill as "
-        f"recorded; {len(failures)} failures",
+        f"{kernels} kernels compiled in {seconds:.0f} s for {len({r.target for r in rows})} chips; "
+        f"{spilt} of {len(rows)} rows spill as recorded; {len(failures)} failures",
     ]
     return "\n".join(lines)
 

@@ -127,9 +127,8 @@ class Samples(StepEvaluator):
                 places = np.stack([w[bad] for w in where], -1)
                 wrong = [tuple(int(i) for i in p) for p in places[:POINTS]]
                 reason = (
-                    f"{int(bad.sum())} of {bad.size} sampled elements of {step.view.tensor.name} "
-                    f"are wrong, the first at {wrong[0]}: {got[bad][0]:g} instead of "
-                    f"{want[bad][0]:g}"
+                    f"{int(bad.sum())} of {bad.size} sampled elements of {step.view.tensor.name} are "
+                    f"wrong, the first at {wrong[0]}: {got[bad][0]:g} instead of {want[bad][0]:g}"
                 )
         return SampleOutcome(checked, telling, all(self.varied.values()), tuple(wrong), reason)
 

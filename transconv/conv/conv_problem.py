@@ -147,9 +147,8 @@ class ConvProblem:
         if o is None:
             if not len(i) == len(k) == len(stride) == len(dilation) == len(pad):
                 raise ProblemError(
-                    f"i, k, stride, dilation and pad have {len(i)}, {len(k)}, "
-                    f"{len(stride)}, {len(dilation)} and {len(pad)} entries; "
-                    "expected as many each"
+                    f"i, k, stride, dilation and pad have {len(i)}, {len(k)}, {len(stride)}, "
+                    f"{len(dilation)} and {len(pad)} entries; expected as many each"
                 )
             if min(stride) < 1:
                 raise ProblemError(f"stride = {stride} is out of range; expected at least 1")

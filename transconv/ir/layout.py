@@ -105,9 +105,8 @@ def _from_sizes(text: str, body: str, letters: str | None) -> tuple[int, list[Tr
     missing = set(range(len(letters))) - set(dims)
     if missing:
         raise LayoutError(
-            f"layout '{text}' has no block of "
-            f"{' '.join(letters[d] for d in sorted(missing))}; expected every dim of "
-            f"{letters}"
+            f"layout '{text}' has no block of {' '.join(letters[d] for d in sorted(missing))}; expected "
+            f"every dim of {letters}"
         )
     sizes = [int(size) for size, _, _ in items]
     strides = [int(stride) for _, _, stride in items] if "@" in body else _packed(sizes)
@@ -153,9 +152,8 @@ def _from_tag(
     for d in capitals ^ split:
         wanted = f"{letters[d]} with no block" if d in capitals else f"{letters[d].upper()}"
         raise LayoutError(
-            f"layout '{text}' splits {letters[d]} in one place only; "
-            f"expected {wanted}, because capitals are dims that have inner blocks"
-            f"{'' if inner else f'; did you mean {text.lower()}?'}"
+            f"layout '{text}' splits {letters[d]} in one place only; expected {wanted}, because capitals "
+            f"are dims that have inner blocks{'' if inner else f'; did you mean {text.lower()}?'}"
         )
     if any(size < 1 for _, size in inner):
         raise LayoutError(f"layout '{text}' has a block of size 0; expected at least 1")

@@ -83,4 +83,3 @@ from transconv.schedule.words import registered_words as registered_words
 from transconv.schedule.words import with_letter as with_letter
 from transconv.schedule.words import without as without
 from transconv.schedule.words import words as words
-from transconv.schedule.words import words_table as words_table

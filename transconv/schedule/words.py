@@ -407,23 +407,3 @@ def words() -> tuple[Word, ...]:
 def registered_words() -> tuple[Word, ...]:
     """The registered words."""
     return words()[len(WORDS) :]
-
-
-def words_table() -> str:
-    """All words as a Markdown table, for the documentation."""
-    rows = [
-        "| word | values | default | says |",
-        "|---|---|---|---|",
-        "| `n.h.w:128` | axes and an extent | | A block: fused axes, and how many of their "
-        "positions make one tile; axes of a sum make its steps. |",
-    ]
-    for word in words():
-        values = (
-            " ".join(f"`{v}`" for v in word.values if v != "")
-            if isinstance(word.values, tuple)
-            else word.expected
-        )
-        name = word.name if word.name == "unit" else f"{word.name}="
-        default = f"`{word.default}`" if word.default != "" else ""
-        rows.append(f"| `{name}` | {values} | {default} | {word.says} |")
-    return "\n".join(rows)

@@ -236,9 +236,8 @@ def _check_signs(p: Params) -> None:
 def _rank_mismatch(input_shape: Sequence[int], weight_shape: Sequence[int]) -> str:
     rank = len(weight_shape)
     return (
-        f"Expected {rank}-dimensional input for {rank}-dimensional weight "
-        f"{list(weight_shape)}, but got {len(input_shape)}-dimensional input of size "
-        f"{list(input_shape)} instead"
+        f"Expected {rank}-dimensional input for {rank}-dimensional weight {list(weight_shape)}, but got "
+        f"{len(input_shape)}-dimensional input of size {list(input_shape)} instead"
     )
 
 
@@ -293,9 +292,8 @@ def _check_kernel_fits(input_shape: Sequence[int], weight_shape: Sequence[int], 
     reach = [d * (k - 1) + 1 for d, k in zip(p.dilation, weight_shape[2:], strict=True)]
     if any(s < r for s, r in zip(sizes, reach, strict=True)):
         raise RuntimeError(
-            f"Calculated padded input size per channel: ({' x '.join(map(str, sizes))}). "
-            f"Kernel size: ({' x '.join(map(str, reach))}). "
-            "Kernel size can't be greater than actual input size"
+            f"Calculated padded input size per channel: ({' x '.join(map(str, sizes))}). Kernel size: "
+            f"({' x '.join(map(str, reach))}). Kernel size can't be greater than actual input size"
         )
 
 

@@ -231,9 +231,8 @@ class TritonKernel:
         if stepped := next((b[0] for b in self.boxes if b is not None and b[0].every), None):
             raise Unsupported(
                 "boxes:every",
-                f"{self.function}: its boxes take every "
-                f"{list(stepped.every)} position of {stepped.name}, which {what} cannot; "
-                "expected a=gather",
+                f"{self.function}: its boxes take every {list(stepped.every)} position of {stepped.name}, "
+                f"which {what} cannot; expected a=gather",
             )
 
     def _compiled(self, tensors: list[Any], aligned: bool) -> Any:

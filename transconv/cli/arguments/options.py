@@ -159,9 +159,8 @@ def problem(words: argparse.Namespace) -> ConvProblem:
     """The one problem of the command line. Raises ProblemError."""
     if exists(words.problem[0]):
         raise ProblemError(
-            f"'{words.problem[0]}' is a file; {words.verb} takes one problem, such as "
-            f"{EXAMPLE}, or a file with a computation, whose first line is compute NAME "
-            "(run and tune take lists)"
+            f"'{words.problem[0]}' is a file; {words.verb} takes one problem, such as {EXAMPLE}, or a "
+            "file with a computation, whose first line is compute NAME (run and tune take lists)"
         )
     return dressed(described(words.problem), words)
 

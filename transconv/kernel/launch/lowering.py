@@ -222,9 +222,8 @@ def _check_limits(source: FunctionSource, kernel: ir.Kernel, warps: int, target:
     name, elements, dtype = _largest(kernel, stored=True)
     if elements > MOST_ELEMENTS:
         raise KernelError(
-            f"{source.name}: the tile {name} has {elements} elements, "
-            f"{elements * dtype.bytes} bytes; expected up to {MOST_ELEMENTS} elements: a "
-            "smaller group, or a loop"
+            f"{source.name}: the tile {name} has {elements} elements, {elements * dtype.bytes} bytes; "
+            f"expected up to {MOST_ELEMENTS} elements: a smaller group, or a loop"
         )
 
 

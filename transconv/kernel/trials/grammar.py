@@ -55,9 +55,8 @@ NUMPY = tuple(
 )
 ATTRIBUTES = tuple(
     "T all any argmax argmin astype copy cumsum dot dtype empty filled full get_group_id global_id "
-    "group_id id load local_id mask max mean min ndim ones prod reshape shape size std "
-    "store subgroup_id sum transpose var vec vempty vfull vload vones vzeros work_offset work_shape "
-    "zeros".split()
+    "group_id id load local_id mask max mean min ndim ones prod reshape shape size std store subgroup_id "
+    "sum transpose var vec vempty vfull vload vones vzeros work_offset work_shape zeros".split()
 )
 STATEMENTS = (ast.Assign, ast.AugAssign, ast.For, ast.If, ast.Expr, ast.FunctionDef, ast.Return, ast.Pass)
 EXPRESSIONS = (

@@ -111,9 +111,8 @@ class ConvTrial(Trial):
         ways = [p for p, name in DIRECTIONS.items() if name == said.get("dir", "FWD_D")]
         if len(shapes) != 1 or not ways:
             raise ProblemError(
-                f"the trial '{line}' names {len(shapes)} shapes and the direction "
-                f"{said.get('dir')}; expected one shape, and --dir= one of "
-                f"{' '.join(DIRECTIONS.values())}"
+                f"the trial '{line}' names {len(shapes)} shapes and the direction {said.get('dir')}; "
+                f"expected one shape, and --dir= one of {' '.join(DIRECTIONS.values())}"
             )
         tags = [said.get(k, "abx").replace("_", ",") for k in ("stag", "wtag", "dtag")]
         text = f"{shapes[0]} dt={said.get('dt', 'f32')} tag={':'.join(tags)}"
