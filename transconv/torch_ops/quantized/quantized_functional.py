@@ -397,40 +397,15 @@ FUNCTIONS = {
 
 
 _aten = torch.ops.aten
-_NAMES = (
-    "input",
-    "weight",
-    "bias",
-    "stride",
-    "padding",
-    "dilation",
-    "transposed",
-    "output_padding",
-    "groups",
+_OPERATORS: tuple[Any, ...] = (
+    _aten.convolution.default,
+    _aten.conv1d.default,
+    _aten.conv2d.default,
+    _aten.conv3d.default,
+    _aten.conv_transpose1d.default,
+    _aten.conv_transpose2d.input,
+    _aten.conv_transpose3d.input,
 )
-_TRANSPOSED_NAMES = (
-    "input",
-    "weight",
-    "bias",
-    "stride",
-    "padding",
-    "output_padding",
-    "groups",
-    "dilation",
-)
-_OPERATORS = {
-    _aten.convolution.default: _NAMES,
-    **{op.default: _NAMES[:6] + _NAMES[8:] for op in (_aten.conv1d, _aten.conv2d, _aten.conv3d)},
-    **{
-        op: _TRANSPOSED_NAMES
-        for op in (
-            _aten.conv_transpose1d.default,
-            _aten.conv_transpose2d.input,
-            _aten.conv_transpose3d.input,
-        )
-    },
-}
-"""The names of each operator's arguments, in its order."""
 
 
 def serve_torchao() -> None:
@@ -454,7 +429,7 @@ def _convolution(
     operator: Any, types: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None
 ) -> Tensor:
     """One operator of a tensor of torchao's: what its class calls."""
-    names = _OPERATORS[operator]
+    names = [argument.name for argument in operator._schema.arguments]
     call = {**dict(zip(names, args, strict=False)), **(kwargs or {})}
     input, weight, bias = call["input"], call["weight"], call.get("bias")
     if not hasattr(weight, "qdata"):
@@ -462,7 +437,7 @@ def _convolution(
             "a convolution of torchao's 8-bit floats: weight: expected a Float8Tensor "
             "beside an input of that class, got a plain tensor"
         )
-    f = FUNCTIONS[weight.dim() - 2, call.get("transposed", names is _TRANSPOSED_NAMES)]
+    f = FUNCTIONS[weight.dim() - 2, call.get("transposed", "output_padding" in names)]
     numbers = (
         call.get("stride", 1),
         call.get("padding", 0),
