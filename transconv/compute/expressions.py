@@ -7,8 +7,7 @@ in a kernel:
     x[reflect(h - 1, 8)]    expands to    x[min(u, 14 - u)]  with  u = max(h - 1, 1 - h) % 14
 
 The expressions are chosen so that the simplifier can prove their bounds, and a coordinate that is always
-inside needs no mask. If a position is at most one period outside, no division is left.
-"""
+inside needs no mask. If a position is at most one period outside, no division is left."""
 
 from __future__ import annotations
 

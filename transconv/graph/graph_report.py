@@ -4,8 +4,7 @@ Of what torch.compile returned, ``found`` gives the calls of the backend that it
 leaves them in code that is kept by code of Python: of a function, of what continues one behind a graph
 break, of the ``forward`` of a class, or, for modules of torch, of one function for all.
 
-The microseconds of a kernel are measured on the device, beside those of torch for the same operations.
-"""
+The microseconds of a kernel are measured on the device, beside those of torch for the same operations."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Kernels written in Python: NumPy on the tiles of a group, with masks that travel with the values.
 
 In: a Python function, a group, arrays. Out: a kernel of the IR, its Triton text, its launch. Knows: the
-passes, emitters and launches below it, nothing of convolutions.
-"""
+passes, emitters and launches below it, nothing of convolutions."""
 
 import sys
 from types import ModuleType

@@ -151,8 +151,7 @@ class Target:
     ``CUBLAS_WORKSPACE_CONFIG`` says otherwise (torch 2.13, CublasHandlePool.cpp).
     ``without``: element types that its kernels cannot have. ``since``: the oldest release of Triton whose
     kernels may run on it, empty for any, and ``why_since``: what those of earlier ones do there.
-    ``compiled_since``: the oldest one that the compile matrix compiles for it.
-    """
+    ``compiled_since``: the oldest one that the compile matrix compiles for it."""
 
     name: str
     backend: str  # "cuda", "hip", "xpu" or "interpreter"

@@ -1,6 +1,5 @@
 """The regions of a graph, and how values go from one to the next; each runs as kernels or as torch's
-operators.
-"""
+operators."""
 
 from __future__ import annotations
 

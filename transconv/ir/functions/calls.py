@@ -2,8 +2,7 @@
 
 The interpreter computes a row's ``numpy``, the verifier checks arity and types, and the emitters write
 ``triton`` or ``gluon``. For what these languages lack the row has its source text. All reductions
-propagate NaN, as in NumPy.
-"""
+propagate NaN, as in NumPy."""
 
 from __future__ import annotations
 

@@ -3,8 +3,7 @@ two words added to a sum, which NVIDIA's chips compute at once (``dp4a``); and f
 an integer that memory holds in a byte or half of one.
 
 A thread that holds four neighbouring elements of each number transposes them, four words by four: eight
-permutations of bytes. So the helpers ask for four elements of 8 bits at a time (``pack=4``).
-"""
+permutations of bytes. So the helpers ask for four elements of 8 bits at a time (``pack=4``)."""
 
 from __future__ import annotations
 

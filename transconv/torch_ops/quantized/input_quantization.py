@@ -21,8 +21,7 @@ A scheme says how convolutions are quantised: the types, and the scales and zero
 
 Weights are symmetric, with a scale for each output channel; those of int4_weight_only have one for every
 ``group`` of its input channels, or for all where that does not divide them, and those in blocks one for
-every ``group`` of every tap.
-"""
+every ``group`` of every tap."""
 
 from __future__ import annotations
 

@@ -376,17 +376,13 @@ FUNCTIONS = {
 
 
 _aten = torch.ops.aten
-_OPERATORS = {
-    op: tuple(a.name for a in op._schema.arguments)
-    for op in (
-        _aten.convolution.default,
-        *(op.default for op in (_aten.conv1d, _aten.conv2d, _aten.conv3d)),
-        _aten.conv_transpose1d.default,
-        _aten.conv_transpose2d.input,
-        _aten.conv_transpose3d.input,
-    )
-}
-"""The names of each operator's arguments, in its order."""
+_OPERATORS: tuple[Any, ...] = (
+    _aten.convolution.default,
+    *(op.default for op in (_aten.conv1d, _aten.conv2d, _aten.conv3d)),
+    _aten.conv_transpose1d.default,
+    _aten.conv_transpose2d.input,
+    _aten.conv_transpose3d.input,
+)
 
 
 def serve_torchao() -> None:
@@ -410,7 +406,7 @@ def _convolution(
     operator: Any, types: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None
 ) -> Tensor:
     """One operator of a tensor of torchao's: what its class calls."""
-    names = _OPERATORS[operator]
+    names = [argument.name for argument in operator._schema.arguments]
     call = {**dict(zip(names, args, strict=False)), **(kwargs or {})}
     input, weight, bias = call["input"], call["weight"], call.get("bias")
     if not hasattr(weight, "qdata"):
