@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
+import transconv
 from bench.environment import VERSIONS, expect_gpu, versions
 from transconv.functional import attention
 from transconv.runtime.timing import Clock
@@ -32,6 +33,7 @@ def main(options: argparse.Namespace) -> int:
     where there is no GPU."""
     expect_gpu("attention")
     clock, wrong, out = Clock("cuda", 90.0), 0, Path(options.out)
+    transconv.config.compile = "now"  # no call is torch's while processes compile
     out.mkdir(parents=True, exist_ok=True)
     with (out / "attention.csv").open("w", newline="", encoding="utf-8") as file, torch.no_grad():
         lines = csv.DictWriter(file, COLUMNS, lineterminator="\n")

@@ -80,6 +80,7 @@ SLOW_MS = 20.0
 SETTLED_S = 30.0
 WHOLE_PASSES = 3
 TIMED = {"layer": 10, "detection": 2, "graph": 4}  # steps in a row, for the time of one
+LEAST_OF = 3  # times of so many steps in a row
 OWN_S = {"layer": 20.0, "detection": 150.0}  # at most, for the times of kernels of their own
 OWN = "own"  # the pass of their rows
 ENDING_S = 20.0  # for the times of all sizes, after the calls
@@ -105,10 +106,11 @@ def main(options: argparse.Namespace) -> int:
     versions, end = environment.versions(), time.time() + options.limit
     path = Path(options.out) / f"{short(versions['device'])}_auto_sizes.csv"
     failed = 0
-    for case, side in SIDES:
-        left = end - time.time()
+    chosen = [(case, side) for case, side in SIDES if options.only in ("", case)]
+    for at, (case, side) in enumerate(chosen, 1):
+        left = share(end - time.time(), len(chosen) - at)
         about = {"case": case, "side": side, **versions}
-        if options.only not in ("", case) or left < 1 or _is_finished(path, about):
+        if left < 1 or _is_finished(path, about):
             continue
         with tempfile.TemporaryDirectory(prefix="bench-auto-", ignore_cleanup_errors=True) as place:
             variables = {"TRANSCONV_CACHE": f"{place}/ours", "TRITON_CACHE_DIR": f"{place}/triton"}
@@ -121,7 +123,7 @@ def main(options: argparse.Namespace) -> int:
                 "about": about,
                 "quick": options.quick,
                 "seconds": seconds,
-                "end": end,
+                "end": time.time() + left,
             }
             for _, answer in Pool({case: group}).run([Task(case, payload, left)], left):
                 failed += "error" in answer
@@ -129,6 +131,12 @@ def main(options: argparse.Namespace) -> int:
                 print(*slow(answer.get("rows", ())), *answer.get("lines", ()), sep="\n", flush=True)
     print(f"{len(CsvTable(path, COLUMNS, KEY).rows)} rows are in {path}", file=sys.stderr)
     return int(bool(failed))
+
+
+def share(left: float, following: int) -> float:
+    """The seconds that a side may take of those that are ``left``: all but half of the equal shares of
+    those ``following``. A side that takes less leaves more to them."""
+    return left * (1 - following / (2 * (following + 1)))
 
 
 def _is_finished(path: Path, about: Row) -> bool:
@@ -197,10 +205,12 @@ def measure(path: str, about: Row, quick: bool, seconds: float, end: float) -> R
             model, steps = _layer(quick) if case == "layer" else _detection()
         if ours and case != "graph":
             transconv.convert_(model)
-        last = _passes(steps, min(seconds, end - time.time() - ENDING_S), phases, add)
+        again = 1 + TIMED[case] * (LEAST_OF if device() == "cuda" else 1)
+        last = _passes(steps, min(seconds, end - time.time() - ENDING_S), phases, add, end, again)
         us = dict[str, float]()
         for row, (size, forward) in zip(last, steps, strict=True):
-            us[size] = _us(forward, TIMED[case])
+            step_s = (row["forward_ms"] + row["backward_ms"]) / 1e3
+            us[size] = _us(forward, TIMED[case] if time.time() + again * step_s < end else 1)
             add({**row, "us": us[size]})
         lines = list[str]()
         if ours and case in OWN_S:
@@ -254,15 +264,24 @@ def _parts(forward: Forward) -> dict[str, float]:
 
 
 def _passes(
-    steps: list[Step], seconds: float, phases: CallPhases | None, add: Callable[[Row], None]
+    steps: list[Step],
+    seconds: float,
+    phases: CallPhases | None,
+    add: Callable[[Row], None],
+    until: float = float("inf"),
+    again: int = 0,
 ) -> list[Row]:
     """Adds a row for each call that has one, after its pass, and returns those of the last pass, one for
-    each call. ``phases``: of calls that are ours."""
+    each call. ``phases``: of calls that are ours. No pass begins that would not be over before
+    ``until``, with ``again`` as many calls after it, if each took as long as the last pass's quickest."""
     transconv.stats(reset=True)
     if phases is not None:
         phases.take()
-    last, number, began = list[Row](), 0, time.monotonic()
-    while number <= WHOLE_PASSES or time.monotonic() - began < seconds:
+    last, number, began, quick_s = list[Row](), 0, time.monotonic(), 0.0
+    while number == 0 or (
+        time.time() + (1 + again) * quick_s < until
+        and (number <= WHOLE_PASSES or time.monotonic() - began < seconds)
+    ):
         number += 1
         for row in last:
             if number <= WHOLE_PASSES + 1 or max(row["forward_ms"], row["backward_ms"]) > SLOW_MS:
@@ -293,6 +312,7 @@ def _passes(
                     "phases": call_phases.said(phases.take()) if phases is not None else "",
                 }
             )
+        quick_s = len(steps) * min(r["forward_ms"] + r["backward_ms"] for r in last) / 1e3
     return last
 
 
@@ -304,7 +324,9 @@ def _us(forward: Forward, times: int) -> float:
     y.backward(gradient)
     synchronize()
     if device() == "cuda":
-        return 1e3 * min(epochs.busy_ms(lambda _: forward().backward(gradient), times) for _ in range(3))
+        return 1e3 * min(
+            epochs.busy_ms(lambda _: forward().backward(gradient), times) for _ in range(LEAST_OF)
+        )
     start = time.perf_counter()
     for _ in range(times):
         forward().backward(gradient)

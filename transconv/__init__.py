@@ -1,8 +1,7 @@
 """transconv: computations described once and transpiled into Triton kernels; convolutions for PyTorch.
 
 The public names. Each is loaded at its first use, so that ``import transconv`` imports neither torch
-nor triton nor sympy.
-"""
+nor triton nor sympy."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """The command line: ``transconv show|run|check|fuzz|...``; ``--help`` explains each verb.
 
 Exit codes: 0 all is well, 1 something is wrong with a kernel, 2 something is wrong with the command
-(one line on standard error says what, where, and what is expected), 130 Ctrl-C, 143 SIGTERM.
-"""
+(one line on standard error says what, where, and what is expected), 130 Ctrl-C, 143 SIGTERM."""
 
 from __future__ import annotations
 

@@ -24,6 +24,7 @@ from transconv.torch_ops.quantized.quantized_modules import (
     QuantConvTranspose1d,
     QuantConvTranspose2d,
     QuantConvTranspose3d,
+    QuantLinear,
 )
 
 __all__ = [
@@ -51,4 +52,5 @@ __all__ = [
     "QuantConvTranspose1d",
     "QuantConvTranspose2d",
     "QuantConvTranspose3d",
+    "QuantLinear",
 ]

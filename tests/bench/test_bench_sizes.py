@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import json
 import subprocess
 import sys
@@ -306,11 +307,42 @@ def test_rows_are_written_as_they_are_measured(tmp_path: Path, monkeypatch: pyte
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
         patched.setattr(auto_sizes, "_us", stopped)
-        auto_sizes.measure(str(path), about, True, 0.0, time.time())
+        auto_sizes.measure(str(path), about, True, 0.0, time.time() + 60)
     assert len(read(path)) == 1 + 3 * auto_sizes.WHOLE_PASSES
     assert not auto_sizes._is_finished(path, about) and len(read(path)) == 1
-    made = auto_sizes.measure(str(path), about, True, 0.0, time.time())
+    made = auto_sizes.measure(str(path), about, True, 0.0, time.time() + 60)
     assert auto_sizes._is_finished(path, about) and len(read(path)) == 1 + len(made["rows"]) == 13
+
+
+def test_sides_share_the_seconds_that_are_left() -> None:
+    """Whatever each takes of its share, all are within the limit, and the last has a part of it."""
+    for taken in itertools.product((0.1, 0.5, 1.0), repeat=3):
+        left = 200.0
+        for following, part in zip((2, 1, 0), taken, strict=True):
+            share = auto_sizes.share(left, following)
+            assert left * (following > 0) * 0.5 < share <= left and share >= 200 / 12 - 1e-9
+            left -= part * share
+        assert left >= 0
+
+
+def test_a_side_without_time_has_one_pass_and_its_times(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = list[int]()
+
+    def us(forward: Any, count: int) -> float:
+        times.append(count)
+        return 1.0
+
+    monkeypatch.setattr(auto_sizes, "_us", us)
+    path, about = tmp_path / "rows.csv", {"case": "layer", "side": "torch heuristics", "device": "cpu"}
+    made = auto_sizes.measure(str(path), about, True, 40.0, time.time())["rows"]
+    assert [(r["pass"], r["us"]) for r in made] == [(1, 1.0)] * len(made) and len(made) == 3
+    assert times == [1, 1, 1] and auto_sizes._is_finished(path, about)
+    slow = [("a", lambda: torch.ones(1, requires_grad=True) * float(time.sleep(0.2) is None))]
+    began = time.time()
+    auto_sizes._passes(slow, 40.0, None, lambda row: None, began + 1.5, 3)
+    assert 0.6 < time.time() - began < 1.2  # a fourth pass and three calls more would end after it
 
 
 def test_sizes_with_the_most_kernels_of_their_own_come_first() -> None:

@@ -90,6 +90,12 @@ def test_options_of_torch_compile(options: dict[str, Any]) -> None:
         transconv.graph.backend(graph, [X], options=options)
 
 
+def test_modes_of_torch_compile() -> None:
+    graph = torch.fx.symbolic_trace(torch.nn.ReLU())
+    with pytest.raises(ValueError, match=r"^mode 'fast'; expected one of: default, reduce-overhead, "):
+        transconv.graph.backend(graph, [X], mode="fast")
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [

@@ -91,7 +91,7 @@ def test_diff_shows_what_each_pass_changed(capsys: Output, monkeypatch: pytest.M
 def test_epilogue_schedule_and_target(capsys: Output) -> None:
     schedule = "mb.oh.ow:64 oc:32 ic:16 | mma | stages=2 warps=4"
     page = printed(
-        capsys, "show", STRIDED, "--config", schedule, "--epilogue", "bias+relu", "--target", "gfx942"
+        capsys, "show", STRIDED, "--schedule", schedule, "--epilogue", "bias+relu", "--target", "gfx942"
     )
     assert "# target gfx942" in page and "# epilogue bias+relu" in page
     assert "bia_value = tl.load(bia" in page
@@ -103,8 +103,8 @@ def test_epilogue_schedule_and_target(capsys: Output) -> None:
     ("words", "message"),
     [
         (["show", "mb32ic6"], "ProblemError: problem 'mb32ic6': 'oc' is missing or 0; expected ocN"),
-        (["show", STRIDED, "--config", "oc:48"], "an extent is a power of two"),
-        (["show", STRIDED, "--config", "nonsense"], "'nonsense' is neither a block"),
+        (["show", STRIDED, "--schedule", "oc:48"], "an extent is a power of two"),
+        (["show", STRIDED, "--schedule", "nonsense"], "'nonsense' is neither a block"),
         (["show", STRIDED, "--target", "sm_10"], "target 'sm_10' is unknown; expected one of sm_80"),
         (["show", STRIDED, "--epilogue", "rely"], "has 'rely', expected one of: bias"),
         (["run", STRIDED, "--layout", "nhcw8"], "ProblemError: "),
@@ -116,8 +116,8 @@ def test_epilogue_schedule_and_target(capsys: Output) -> None:
         (["show", STRIDED, "dt=s32"], "src of dtype i32; expected one of f8e4m3 f8e5m2 f16"),
         (["bisect", STRIDED, "dt=s32"], "src of dtype i32; expected one of f8e4m3 f8e5m2 f16"),
         (["bisect", STRIDED.replace("mb32", "mb0")], "no element to compute"),
-        (["show", STRIDED, "--config", "oc:32 | stages=2 stages=3"], "'stages' is said twice"),
-        (["show", STRIDED, "--config", "oc:32 | mma fma"], "'unit' is said twice"),
+        (["show", STRIDED, "--schedule", "oc:32 | stages=2 stages=3"], "'stages' is said twice"),
+        (["show", STRIDED, "--schedule", "oc:32 | mma fma"], "'unit' is said twice"),
         *[
             (
                 [verb, f"mb2ic8ih4oc8oh4kh3ph1 tag=nchw:oihw:{layout}", "--prop", "fwd", *more],

@@ -172,12 +172,12 @@ def test_numbers_stay_those_of_a_call() -> None:
 
 def test_few_samples_have_another_example_than_many() -> None:
     form = of_any_batch(parse(LINEAR.format(n=5)))
-    assert in_bands(form) == (1, 4096, 16384)
+    assert in_bands(form) == (1, 64, 4096, 16384)
     told = {}
-    for n in (1, 63, 64, 8191, 8192):
+    for n in (1, 7, 8, 511, 512, 8191, 8192):
         named = with_reference(form, BATCH, n).named
         told[n] = named and named.like[BATCH]
-    assert told == {1: 1, 63: 1, 64: 4096, 8191: 4096, 8192: 16384}
+    assert told == {1: 1, 7: 1, 8: 64, 511: 64, 512: 4096, 8191: 4096, 8192: 16384}
     assert with_samples(form, 16384) == with_reference(form, BATCH, 16384)
 
 
@@ -185,6 +185,8 @@ def test_examples_are_a_few_numbers_that_follow_from_one_sample() -> None:
     product = [parse(LINEAR.format(n=5))]
     assert examples(200704, product) == (1, 8, 32, 128)
     assert examples(25088, product) == (1, 32, 128)
+    assert examples(1536, product) == (1, 32, 512, 2048)  # pooled images: dozens share a plan
+    assert examples(8192, product) == (1, 16, 128, 512)
     assert examples(1 << 28, product) == (1, 8)  # more have no offsets of 32 bits
     assert fewest((1, 8, 32, 128)) == [1, 3, 16, 64] and fewest(()) == []
 

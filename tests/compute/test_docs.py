@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import shlex
 from pathlib import Path
@@ -47,6 +48,18 @@ def test_bad_input_is_told_in_one_line(
     assert main(words) == 2
     told = capsys.readouterr().err
     assert said in told and len(told.strip().splitlines()) == 1
+
+
+def test_public_functions_show_their_parameters() -> None:
+    """No ``**given``, but where it is what a model or a user's function takes."""
+    passes = {"certify", "prepare", "export", "verify", "Kernel", "KernelFunction"}
+    for home in (transconv, *(getattr(transconv, n) for n in transconv.__all__)):
+        for name in getattr(home, "__all__", ()) if inspect.ismodule(home) else ():
+            made = getattr(home, name)
+            if name in passes or not inspect.isroutine(made):
+                continue
+            kinds = {p.kind for p in inspect.signature(made).parameters.values()}
+            assert not kinds & {inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL}, name
 
 
 def test_public_names() -> None:

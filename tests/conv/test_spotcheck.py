@@ -16,7 +16,7 @@ from tests.strategies import problems
 from transconv.compute import ACTIVATIONS
 from transconv.conv import Epilogue, spotcheck
 from transconv.conv.conv_problem import ConvProblem, Prop
-from transconv.conv.spotcheck import POINTS, Axes, choose, examine, spot_check
+from transconv.conv.spotcheck import POINTS, Axes, choose, examine
 
 TORCH = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32, "f64": torch.float64}
 Tensors = dict[str, torch.Tensor]
@@ -55,7 +55,7 @@ def right(p: ConvProblem, prop: Prop, seed: int = 0) -> Tensors:
 
 
 def told(p: ConvProblem, prop: Prop, tensors: Tensors, epilogue: str = "") -> str | None:
-    return spot_check(p, prop, Epilogue.parse(epilogue), tensors, tensors[prop.result])
+    return examine(p, prop, Epilogue.parse(epilogue), tensors, tensors[prop.result]).reason or None
 
 
 @pytest.mark.parametrize("prop", list(Prop))
@@ -263,8 +263,8 @@ def test_the_same_bits_may_be_asked_for(monkeypatch: Any) -> None:
 def test_a_sum_over_no_images_is_zero() -> None:
     p = ConvProblem.make(0, 4, 4, (6, 6), (3, 3), pad=1)
     tensors = {name: torch.zeros(shape) for name, shape in p.shapes.items()}
-    assert not spot_check(p, Prop.BWD_W, Epilogue(), tensors, tensors["wei"])
-    assert spot_check(p, Prop.BWD_W, Epilogue(), tensors, tensors["wei"] + 1)
+    assert not examine(p, Prop.BWD_W, Epilogue(), tensors, tensors["wei"]).reason
+    assert examine(p, Prop.BWD_W, Epilogue(), tensors, tensors["wei"] + 1).reason
 
 
 def test_sums_of_8_bit_floats_have_13_bits() -> None:

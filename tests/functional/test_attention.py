@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,10 @@ from torch import Tensor
 
 import transconv
 from transconv.functional import attention
+from transconv.functional.calls.compiled_launch import question
 from transconv.graph import backend, report
+from transconv.graph.regions import graph_wait
+from transconv.runtime import PlanRequest
 
 
 def given(shape: tuple[int, ...], keys: int, kind: torch.dtype) -> list[Tensor]:
@@ -41,8 +45,7 @@ def test_blocks_of_queries_are_torchs(
     monkeypatch.setattr(attention, "SCORES", scores)
     monkeypatch.setattr(attention, "ROWS", 64)
     q, k, v = given(shape, keys, kind)
-    heads = q[..., 0, 0].numel()
-    assert len(attention._spans(heads, shape[-2], keys)) == count
+    assert len([*attention._steps(q, k, v, 0.3)]) == count
     transconv.stats(reset=True)
     y = attention.attention(q, k, v, 0.3)
     ran = transconv.stats().native
@@ -92,6 +95,33 @@ def test_graphs_have_it_where_torch_has_no_fast_kernel(monkeypatch: pytest.Monke
     assert "a kernel of its own" not in text
 
 
+def test_processes_compile_its_kernels_with_those_of_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of each block size once, before the first call, which waits as calls of graphs do."""
+    monkeypatch.setattr(attention, "WIDE", 8)
+    monkeypatch.setattr(attention, "SCORES", 1)
+    monkeypatch.setattr(attention, "ROWS", 128)
+    asked, waits = list[PlanRequest](), list[bool]()
+    monkeypatch.setattr(graph_wait, "begin", asked.extend)
+    own = attention.store
+
+    def store(text: str, read: list[Tensor], made: list[Tensor], now: bool) -> bool:
+        waits.append(now)
+        return own(text, read, made, now)
+
+    monkeypatch.setattr(attention, "store", store)
+    q, k, v = given((1, 2, 130, 16), 7, torch.float16)
+    with torch.no_grad():
+        y, _ = found(lambda *t: F.scaled_dot_product_attention(*t) + 1, q, k, v)
+    names = Counter(a.workload.title for a in asked if a.workload.title.startswith("attention_"))
+    assert names == dict.fromkeys(("attention_scores", "attention_weights", "attention_values"), 2)
+    assert {question(text, q.device) for *_, each in attention._steps(q, k, v, 0.25) for text in each} <= {
+        *asked
+    }
+    assert len(waits) == 2 * 2 * 3 and all(waits)
+    want = F.scaled_dot_product_attention(q.double(), k.double(), v.double()) + 1
+    torch.testing.assert_close(y.double(), want, rtol=0, atol=4e-3)
+
+
 class Marked(Tensor):
     """A tensor with rules of its own."""
 
@@ -106,7 +136,7 @@ def test_tensors_with_rules_of_their_own_are_left_to_torch(monkeypatch: pytest.M
 
 @pytest.mark.parametrize("there", [0, 1, 2, 4])
 def test_torch_computes_while_a_kernel_is_not_there(there: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whichever of the kernels of two blocks it is, and nothing waits."""
+    """Whichever of the kernels of two blocks it is, and nothing waits where calls are not to."""
     monkeypatch.setattr(attention, "SCORES", 1)
     own, asked = attention.store, list[bool]()
 
@@ -116,7 +146,8 @@ def test_torch_computes_while_a_kernel_is_not_there(there: int, monkeypatch: pyt
 
     monkeypatch.setattr(attention, "store", store)
     q, k, v = given((1, 2, 9, 16), 7, torch.float16)
-    y = attention.attention(q, k, v, 0.3)
+    with transconv.config.changed(compile="background"):
+        y = attention.attention(q, k, v, 0.3)
     assert torch.equal(y, F.scaled_dot_product_attention(q, k, v, scale=0.3))
     assert asked == [False] * (there + 1)
 

@@ -27,6 +27,7 @@ from transconv.graph.regions.partition import title
 from transconv.runtime import torch_internals
 from transconv.runtime.timing import Timing
 from transconv.selection import shortlist
+from transconv.support import ScheduleError
 from transconv.target import TARGETS
 
 H100 = TARGETS["sm_90"]
@@ -46,6 +47,28 @@ def test_estimates_and_pages() -> None:
     assert all(f"<td>{r.name}</td>" in page for r in rows) and "a product reads an element of" in page
     # The normalised image, then it and the result.
     assert found.graphs[0].peak == 2 * 8 * 4 * 6 * 4 and "MB held" in str(found)
+
+
+def test_estimates_of_another_chip() -> None:
+    """Of the same kernels, without a GPU: of every chip, and in the first line of the text."""
+    model = nn.Sequential(nn.Conv2d(16, 16, 3), nn.SiLU()).eval()
+    run = torch.compile(model, backend=backend, options={"rest": "eager"})
+    with by_meaning(), torch.no_grad():
+        run(torch.randn(2, 16, 9, 9))
+    (first,) = report(run).graphs[0].kernels
+    for name, chip in TARGETS.items():
+        found = report(run, target=name)
+        (row,) = found.graphs[0].kernels
+        assert f"(estimated for {name})" in str(found)
+        assert replace(row, estimate=first.estimate, measure=first.measure, on=first.on) == replace(
+            first, limit=row.limit, limit_us=row.limit_us
+        )
+        if row.limit == "memory":
+            assert row.limit_us == pytest.approx(row.bytes / chip.bandwidth_gbs / 1e3)
+        assert row.us > row.limit_us or name == "interpreter"
+    assert report(run, target=H100).graphs[0].kernels[0].us == first.us
+    with pytest.raises(ScheduleError, match="target 'sm_20' is unknown"):
+        report(run, target="sm_20")
 
 
 def test_regions_of_torch_are_on_the_page() -> None:

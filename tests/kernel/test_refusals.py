@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+import transconv
 from tests.kernel import wrong_functions, wrong_programs, wrong_scopes
 from transconv.errors import KernelError
 from transconv.kernel import Group, KernelFunction, index_map, kernel, symbols
@@ -83,6 +84,15 @@ def test_arrays_of_the_cpu_need_the_interpreter(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.delenv("TRITON_INTERPRET")
     with pytest.raises(KernelError, match="TRITON_INTERPRET=1"):
         copied(Group(1), X, X.copy())
+
+
+def test_what_other_compilers_have_names_the_way_here() -> None:
+    with pytest.raises(
+        TypeError, match=r"copied\[\(1,\)\]: .*; expected copied\(Group\(work_shape=...\), A, B\)"
+    ):
+        copied[(1,)](X, X.copy())
+    with pytest.raises(TypeError, match="from transconv.kernel import kernel"):
+        transconv.kernel(copied.python)  # type: ignore[operator]
 
 
 def test_arrays_that_share_memory_are_one() -> None:

@@ -452,3 +452,29 @@ def places_beside_an_index(group, X, Y):
 def places_that_are_no_numbers(group, X, Y):
     x = group.load(X)
     group.store(Y, x[x[:, 0]])
+
+
+@kernel
+def an_argument_of_the_group_too_many(group, X, Y):
+    i = group.work_offset(0)
+    group.store(Y[i:], 0.0)
+
+
+@kernel
+def a_load_of_nothing(group, X, Y):
+    group.store(Y, group.load())
+
+
+@kernel
+def a_sum_along_an_unknown_word(group, X, Y):
+    group.store(Y, group.load(X).sum(dim=1))
+
+
+@kernel
+def a_function_with_an_unknown_word(group, X, Y):
+    group.store(Y, np.sum(group.load(X), dim=1))
+
+
+@kernel
+def a_function_of_too_many(group, X, Y):
+    group.store(Y, np.sort(group.load(X), 0, "quicksort"))

@@ -173,7 +173,7 @@ def test_the_page_shows_the_one_launch(capsys: pytest.CaptureFixture[str]) -> No
         "bwd_d",
         "--target",
         "sm_90",
-        "--config",
+        "--schedule",
         CASES[0][1],
         "--stage",
         "together",

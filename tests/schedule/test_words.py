@@ -21,16 +21,7 @@ from transconv.errors import ScheduleError
 from transconv.passes import lower
 from transconv.runtime import check_records, header, kernel_name
 from transconv.runtime.steps import digest_of
-from transconv.schedule import (
-    Block,
-    Schedule,
-    Word,
-    register_word,
-    unregister_word,
-    why_not,
-    words,
-    words_table,
-)
+from transconv.schedule import Block, Schedule, Word, register_word, unregister_word, why_not, words
 from transconv.selection.proposals import heuristics
 from transconv.target import Target
 from transconv.verify.fuzz import legal_schedules
@@ -44,6 +35,26 @@ PLAIN = Schedule.parse("mb.oh.ow:32 oc:32 ic:16 | mma | stages=2 warps=4")
 
 
 # -- the table ------------------------------------------------------------------------------------
+
+
+def words_table() -> str:
+    """All words as a Markdown table."""
+    rows = [
+        "| word | values | default | says |",
+        "|---|---|---|---|",
+        "| `n.h.w:128` | axes and an extent | | A block: fused axes, and how many of their "
+        "positions make one tile; axes of a sum make its steps. |",
+    ]
+    for word in words():
+        values = (
+            " ".join(f"`{v}`" for v in word.values if v != "")
+            if isinstance(word.values, tuple)
+            else word.expected
+        )
+        name = word.name if word.name == "unit" else f"{word.name}="
+        default = f"`{word.default}`" if word.default != "" else ""
+        rows.append(f"| `{name}` | {values} | {default} | {word.says} |")
+    return "\n".join(rows)
 
 
 def test_the_table_of_the_guide(request: pytest.FixtureRequest) -> None:

@@ -21,9 +21,9 @@ from transconv.runtime import Plan, launch
 from transconv.support import knobs
 from transconv.torch_ops.calls import route
 from transconv.torch_ops.quantized import (
+    block_scales,
     input_quantization,
     quantized_functional,
-    quantized_modules,
     quantized_route,
 )
 from transconv.torch_ops.quantized.input_quantization import KINDS, quantised, ranged
@@ -127,7 +127,7 @@ def test_weights_of_4_bits(
     assert made.weight.dtype is torch.uint8 and made.weight.numel() * 2 == layer.weight.numel()
     assert made.weight_scale.shape == (len(layer.weight), groups)
     plain = copy.deepcopy(layer)
-    held = quantized_modules.unpacked(made.weight, made.weight_scale, torch.float32)
+    held = made.blocks.unpacked(torch.float32)
     steps = made.weight_scale.repeat_interleave(channels // groups, 1)
     off = (held - layer.weight).abs() / steps.view(*steps.shape, *[1] * (held.dim() - 2))
     assert off.max() < 0.501 and (held - layer.weight).abs().max() > 0
@@ -136,7 +136,7 @@ def test_weights_of_4_bits(
         .to(dtype)
         .contiguous(memory_format=torch.channels_last if len(shape) == 4 else torch.contiguous_format)
     )
-    plain.weight.data = quantized_modules.unpacked(made.weight, made.weight_scale, dtype).float()
+    plain.weight.data = made.blocks.unpacked(dtype).float()
     got, want = model(x), plain(x.float())
     assert got.dtype is dtype and got.is_contiguous(
         memory_format=torch.channels_last if len(shape) == 4 else torch.contiguous_format
@@ -350,11 +350,11 @@ def test_what_has_no_kernel_is_told_once_or_refused(monkeypatch: pytest.MonkeyPa
     """What quantises inputs and what makes floats of weights, as convolutions do."""
     transconv.config.cpu, transconv.config.fallback = "interpret", "warn"
     x, scale = torch.randn(3, 5), torch.tensor(0.1)
-    weight, scales = quantized_modules.packed(torch.randn(4, 8, 3), 8)
+    weight = block_scales.quantised(torch.randn(4, 8, 3), KINDS["int4_weight_only"], 8)
 
     def both() -> None:
         input_quantization.quantise(x, scale, None, DTYPES["i8"])
-        quantized_modules.floats(weight, scales, torch.float32)
+        weight.floats(torch.float32)
 
     def refused(*given: Any) -> None:
         raise errors.Unsupported("schedule:refused", "none fits")
@@ -373,7 +373,7 @@ def test_what_has_no_kernel_is_told_once_or_refused(monkeypatch: pytest.MonkeyPa
             with pytest.raises(errors.Unsupported, match="none fits"):
                 input_quantization.quantise(x, scale, None, DTYPES["i8"])
             with pytest.raises(errors.Unsupported, match="none fits"):
-                quantized_modules.floats(weight, scales, torch.float32)
+                weight.floats(torch.float32)
     transconv.config.fallback = "error"  # a change asks again
     both()
 

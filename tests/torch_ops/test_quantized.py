@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import threading
 from typing import Any
@@ -432,3 +433,14 @@ def test_results_have_the_class_that_torch_s_have(enabled_before: bool) -> None:
         assert torch.equal(made.as_subclass(torch.Tensor).double(), want)
     over.set()
     assert transconv.stats(reset=True).native == {"fwd": 1}, "a kernel computes those of torch's own class"
+
+
+@pytest.mark.parametrize("name", [n for n in quantized.__all__ if n.startswith("conv")])
+def test_parameters_are_torchs_and_those_of_quantities(name: str) -> None:
+    """As help() shows them: what torch's function takes in its order, and the quantities by name."""
+    shown = inspect.signature(getattr(quantized, name)).parameters
+    own = inspect.signature(getattr(transconv, name)).parameters
+    assert [p for p in shown if p in own] == [*own]
+    more = {n: p for n, p in shown.items() if n not in own}
+    assert more.keys() == {*quantized.Quantities.__slots__}
+    assert all(p.kind is p.KEYWORD_ONLY for p in more.values()) and more["input_scale"].default == 1.0

@@ -160,7 +160,7 @@ def test_show_tells_where_a_schedule_comes_from(capsys: pytest.CaptureFixture[st
     assert main(words) == 0
     page = capsys.readouterr().out
     assert f"schedule   {SLOWER}" in page and "chosen     tuned for this problem" in page
-    assert main([*words, "--config", LIKE]) == 0
+    assert main([*words, "--schedule", LIKE]) == 0
     assert "chosen     by the caller" in capsys.readouterr().out
 
 

@@ -408,7 +408,7 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
         "fwd",
         "--target",
         "sm_90",
-        "--config",
+        "--schedule",
         planted.GATHER,
         "--parts",
         "ir",

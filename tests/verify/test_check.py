@@ -138,7 +138,7 @@ def test_exit_codes(capsys: Output) -> None:
     ):
         assert main(["check", *words]) == 2, words
         assert capsys.readouterr().err.count("\n") == 1, words
-    for words in (["--configs=few", SMALL], ["--shard=2/2", SMALL]):
+    for words in (["--schedules=few", SMALL], ["--shard=2/2", SMALL]):
         with pytest.raises(SystemExit) as left:
             main(["check", *words])
         assert left.value.code == 2 and capsys.readouterr().err.count("\n") == 1, words
@@ -173,13 +173,13 @@ def test_the_interpreter_of_the_ir(capsys: Output, monkeypatch: pytest.MonkeyPat
     """Explicit kernels, split sums into spaced results, and a fault as a failure."""
     words = ("--engine=numpy", "--dir=FWD_D", "--dt=bf16", "--tag=axb", "--target=sm_90")
     gluon = "mb:1 oh:8 ow:8 oc:16 ic:16 | a=box b=box via=gluon | c=box stages=3"
-    told(capsys, *words, f"--config={gluon}", "mb1ic32ih8oc24oh8kh3ph1")
+    told(capsys, *words, f"--schedule={gluon}", "mb1ic32ih8oc24oh8kh3ph1")
     told(
         capsys,
         *words,
         "--strided=steps",
         "--epilogue=bias+relu",
-        "--config=mb.oh.ow:16 oc:16 ic:16 | mma | split_k=2",
+        "--schedule=mb.oh.ow:16 oc:16 ic:16 | mma | split_k=2",
         "mb1ic32ih4oc8oh4kh1",
     )
     told(
@@ -187,7 +187,7 @@ def test_the_interpreter_of_the_ir(capsys: Output, monkeypatch: pytest.MonkeyPat
         *words,
         "--strided=steps",
         "--dt=bf16:bf16:f32",
-        "--config=mb.oh.ow:16 oc:16 ic:16 | mma | split_k=2 reduce=atomic",
+        "--schedule=mb.oh.ow:16 oc:16 ic:16 | mma | split_k=2 reduce=atomic",
         "mb1ic32ih4oc8oh4kh1",
     )
     from transconv.ir.interp.evaluate import InterpError
@@ -254,7 +254,7 @@ def test_a_planted_bug_fails_and_its_line_repeats_it(
         f"--dt={p.src.dtype}",
         f"--tag={bug.problem.partition('tag=')[2]}",
         "--target=sm_90",
-        f"--config={bug.schedule}",
+        f"--schedule={bug.schedule}",
         "--attr-fpmath=any",
         p.shape_text,
     ]
@@ -293,7 +293,7 @@ def test_every_schedule_is_checked_and_the_failing_ones_are_named(
             honest(case, compiled)
 
     monkeypatch.setattr(ProblemCase, "launch", launch)
-    lines, _ = told(capsys, "--configs=5", *words, code=1)
+    lines, _ = told(capsys, "--schedules=5", *words, code=1)
     assert len(seen) == 6 and len(set(seen)) == 5  # the user's plan is the first candidate
     assert "1 of 6 schedules fail, the first: exact: 100 of 100 elements are wrong" in lines[0]
     assert "6 plans were checked" in lines

@@ -73,7 +73,7 @@ def test_an_asked_line_asks_for_the_same() -> None:
         "--dt=f16,bf16",
         "--attr-post-ops=,sum+relu",
         "--stag=strides(300,75,15,1)",
-        "--config=mb.oh:16 oc:16 ic:16 | mma | warps=4",
+        "--schedule=mb.oh:16 oc:16 ic:16 | mma | warps=4",
         A,
     ]
     first = list(Driver().requests(words))

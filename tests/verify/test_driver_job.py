@@ -171,7 +171,7 @@ def test_unimplemented(words: list[str], reason: str) -> None:
         (["--epilogue=bias", "--attr-post-ops=relu"], "expected one"),
         (["--epilogue=rely"], "has 'rely', expected one of"),
         (["--bia-dt=x"], "--bia-dt=x"),
-        (["--config=nonsense"], "'nonsense' is neither a block"),
+        (["--schedule=nonsense"], "'nonsense' is neither a block"),
         (["g3ic4ih6oc8oh4kh3"], "argument 1: ic = 4 does not divide into 3 groups"),
         (["ic4ih16oc8oh4kh1sh4"], "leaves input unused on both sides"),
         (["ic3"], "argument 1: problem 'ic3': 'oc' is missing or 0"),

@@ -11,8 +11,7 @@ each mistake the texts in which it was seen, the compilers that make it, and wha
     machine code         the number of a constant is converted
 
 Machine code is read by the disassembler, but for the last two. Triton's own listing ends where addresses
-get a fifth digit, after 4,096 instructions; longer code is read with the same disassembler here.
-"""
+get a fifth digit, after 4,096 instructions; longer code is read with the same disassembler here."""
 
 from __future__ import annotations
 

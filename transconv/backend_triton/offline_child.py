@@ -6,8 +6,7 @@ What a compiled Triton kernel uses: registers, spills, shared memory, and its in
 Read from the machine code alone, without a GPU. The words are opcodes that say which units a
 kernel uses: ``HGMMA`` is the asynchronous matrix unit of sm_90, ``LDGSTS`` a copy past the
 registers, ``UTMALDG`` a box copied by the tensor-copy engine, ``v_mfma`` AMD's matrix unit. A word
-ending in ``.128`` counts those that move 16 bytes per lane.
-"""
+ending in ``.128`` counts those that move 16 bytes per lane."""
 
 from __future__ import annotations
 

@@ -8,8 +8,7 @@ install --target FOLDER triton==...``).
 
 A child reads a JSON line per job and answers with one (``serve``). It serves many jobs, to spread the cost
 of its start. It is started by its module's name and never runs the program's own main module. Pools of
-children (``Compilers``) exist while there is work and end with the program.
-"""
+children (``Compilers``) exist while there is work and end with the program."""
 
 from __future__ import annotations
 
@@ -390,10 +389,8 @@ def compile_offline(
 ) -> list[Answer]:
     """Compile every job; answers in the order of the jobs.
 
-    ``timeout_s`` is the limit for one, ``workers`` the number of child processes, ``triton`` a
-    folder with another Triton than the installed one; ``done`` is called with each answer, one at a
-    time.
-    """
+    ``timeout_s`` is the limit for one, ``workers`` the number of child processes, ``triton`` a folder with
+    another Triton than the installed one; ``done`` is called with each answer, one at a time."""
     backends = backends_of(triton)
     answers: list[Answer | None] = [_refused(job, backends) for job in jobs]
     idle: SimpleQueue[Child] = SimpleQueue()

@@ -1,8 +1,7 @@
 """Autograd functions of calls: a class for each route, made of what runs it and what runs its gradients.
 
 Each further argument of an autograd function, and each object in its context, costs a tenth of a
-microsecond and more per call: a class of its own has the tensors alone.
-"""
+microsecond and more per call: a class of its own has the tensors alone."""
 
 from __future__ import annotations
 

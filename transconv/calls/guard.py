@@ -9,8 +9,7 @@ out as text: it compares a call with the one that it was made for, and runs what
 
 The text mentions only what has to be compared, bound to local names. A key of the cache only finds an
 entry, which checks everything that its route depends on, so a reused address does no harm. Calls that
-never come back earn few entries: the longer none is found again, the longer the next one waits.
-"""
+never come back earn few entries: the longer none is found again, the longer the next one waits."""
 
 from __future__ import annotations
 

@@ -3,8 +3,7 @@ calls have in common.
 
 A key holds all that the answer depends on: shapes, strides, types, devices, numbers, alignment, torch's
 switches. Its value is a route, or the routes of several results, made once by checks, the compiler and the
-policy, and run with nothing more to decide. Calls that come back are found faster still (guard.py).
-"""
+policy, and run with nothing more to decide. Calls that come back are found faster still (guard.py)."""
 
 from __future__ import annotations
 

@@ -12,8 +12,7 @@
                                 on the sample alone: not on how many others are in its batch, on its place
                                 among them, or on the sizes that came before
 
-A wrong word is a ValueError that lists the legal ones. The environment gives the first values.
-"""
+A wrong word is a ValueError that lists the legal ones. The environment gives the first values."""
 
 from __future__ import annotations
 

@@ -14,8 +14,7 @@ Compiling goes on beside the program; torch answers while there is neither kerne
 A kind is what calls have in common but for their sizes: a layer, or the form of a text. Its registry
 (runtime/registry.py) is made once; a new size then costs a look-up, the check of requirements, and an
 estimate for each kernel. Exact sizes are the case without arguments: kernels of their own answer what has
-no registry, or sizes that none of its plans takes.
-"""
+no registry, or sizes that none of its plans takes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,3 @@
 """The command line, a file for each verb.
 
-In: words. Out: pages, rows, exit codes. Knows: everything.
-"""
+In: words. Out: pages, rows, exit codes. Knows: everything."""

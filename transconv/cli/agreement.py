@@ -43,11 +43,7 @@ def add_to(verbs: object) -> None:
         made.option(
             f"--{word}", "NAMES", f"modules {says}, with commas between", (), lambda text: text.split(",")
         )
-    made.add_argument(
-        "--exact",
-        action="store_true",
-        help="with small integers as parameters and inputs, and every bit counts",
-    )
+    made.flag("--exact", "with small integers as parameters and inputs, and every bit counts")
 
 
 def run(words: argparse.Namespace) -> int:
@@ -129,12 +125,12 @@ def add_certify(verbs: object) -> None:
     options.add_problem(made, or_file=True, least=0)
     options.add_props(made, "all")
     options.add_schedule(made)
-    made.add_argument("--target", default="", metavar="T", help="a chip: sm_90 (default: the GPU)")
+    made.option("--target", "T", "a chip: sm_90 (default: the GPU)", "")
     made.option("--drawn", "N", "how many batches or calls to draw", 0, ranges.at_least(0))
     made.add_argument(
         "--device", choices=("cpu", "cuda"), default="", help="default: the GPU, if there is one"
     )
-    made.add_argument("--seed", type=ranges.at_least(0), default=0, metavar="N", help="of what is drawn")
+    made.option("--seed", "N", "of what is drawn", 0, ranges.at_least(0))
 
 
 def certify(words: argparse.Namespace) -> int:
@@ -150,10 +146,7 @@ def certify(words: argparse.Namespace) -> int:
         return drawn_calls(words.drawn, where, words.seed)
     given = {"drawn": words.drawn, "device": where, "seed": words.seed}
     if len(words.problem) == 1 and ":" in words.problem[0] and not isfile(words.problem[0]):
-        module, name = options.loaded(words.problem[0])
-        if not callable(made := getattr(module, name, None)):
-            raise ValueError(f"{module.__file__} has no function {name!r}")
-        model, inputs = made()
+        model, inputs = _named(words.problem[0])()
         found = [certified(model, *(inputs if isinstance(inputs, (tuple, list)) else [inputs]), **given)]
     else:
         chosen = {"prop": words.prop, "target": words.target, "schedule": words.schedule or ""}

@@ -1,8 +1,7 @@
 """``check``: problems in benchdnn's syntax, each compared with the exact answer; docs/checking.md.
 
 On a GPU every problem runs in a worker process with a time limit, elsewhere in Triton's interpreter
-in this process (with ``--workers`` in others).
-"""
+in this process (with ``--workers`` in others)."""
 
 from __future__ import annotations
 
@@ -84,47 +83,26 @@ def parser() -> argparse.ArgumentParser:
             )
         ),
     )
-    add = made.add_argument
-    add(
+    made.option(
         "--schedules",
-        "--configs",
-        dest="schedules",
-        type=_schedules,
-        default="best",
-        metavar="best|N|all",
-        help="check the plan that a user gets, the N best schedules, or all that may be chosen",
+        "best|N|all",
+        "check the plan that a user gets, the N best schedules, or all that may be chosen",
+        "best",
+        _schedules,
     )
-    add("--json", type=ranges.output, metavar="FILE", help="write all results as JSON")
-    add("--strict", action="store_true", help="exit with 1 also if a problem was not checked")
-    add("--quiet", action="store_true", help="do not print problems that passed")
-    add(
-        "--workers",
-        type=ranges.at_least(0, ranges.PROCESSES),
-        default=None,
-        metavar="N",
-        help="worker processes (default: 8 on a GPU, none in the interpreter)",
+    made.option("--json", "FILE", "write all results as JSON", None, ranges.output)
+    made.flag("--strict", "exit with 1 also if a problem was not checked")
+    made.flag("--quiet", "do not print problems that passed")
+    workers = ranges.at_least(0, ranges.PROCESSES)
+    made.option(
+        "--workers", "N", "worker processes (default: 8 on a GPU, none in the interpreter)", None, workers
     )
-    add("--limit", type=ranges.limit, default=120, metavar="S", help="seconds for one problem in a worker")
-    add(
-        "--time-budget",
-        type=ranges.seconds,
-        default=float("inf"),
-        metavar="S",
-        help="seconds for the whole run; remaining problems are SKIPPED",
-    )
-    add(
-        "--memory",
-        type=ranges.gigabytes,
-        default=60,
-        metavar="GB",
-        help="GPU memory that all workers share",
-    )
-    add(
-        "--shard",
-        type=ranges.part,
-        default=(0, 1),
-        metavar="I/N",
-        help="check every N-th problem, beginning with number I (counted from 0)",
+    made.option("--limit", "S", "seconds for one problem in a worker", 120, ranges.limit)
+    budget = "seconds for the whole run; remaining problems are SKIPPED"
+    made.option("--time-budget", "S", budget, float("inf"), ranges.seconds)
+    made.option("--memory", "GB", "GPU memory that all workers share", 60, ranges.gigabytes)
+    made.option(
+        "--shard", "I/N", "check every N-th problem, beginning with number I (from 0)", (0, 1), ranges.part
     )
     return made
 

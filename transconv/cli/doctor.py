@@ -3,8 +3,7 @@
 The chip, its clock and power limits, and the features that kernels use; the cache folders of transconv and
 Triton; the table of tuned schedules in use; a convolution and a map, generated, run and compared. The data
 of these two are small integers: products and sums are exact, so the result of a right kernel equals the
-answer. None starts after three seconds.
-"""
+answer. None starts after three seconds."""
 
 from __future__ import annotations
 
@@ -43,13 +42,9 @@ def add_to(verbs: object) -> None:
         ("doctor", "doctor --json", "doctor --measure --share out.json"),
         doctor,
     )
-    made.add_argument("--json", action="store_true", help="print one JSON object instead of lines")
-    made.add_argument(
-        "--measure", action="store_true", help="also measure the GPU, if the checks are good"
-    )
-    made.add_argument(
-        "--share", type=ranges.output, metavar="FILE", help="write what is measured to a JSON file"
-    )
+    made.flag("--json", "print one JSON object instead of lines")
+    made.flag("--measure", "also measure the GPU, if the checks are good")
+    made.option("--share", "FILE", "write what is measured to a JSON file", None, ranges.output)
     made.option(
         "--seconds",
         "S",

@@ -139,9 +139,7 @@ def add_to(verbs: object) -> None:
         None,
         Path,
     )
-    made.add_argument(
-        "--name", metavar="NAME", help="with --hf-kernel: the kernel's name (default: DIR's)"
-    )
+    made.option("--name", "NAME", "with --hf-kernel: the kernel's name (default: DIR's)")
     options.add_props(made, "fwd")
     made.option(
         "--target",
@@ -152,18 +150,12 @@ def add_to(verbs: object) -> None:
     )
     options.add_epilogue(made)
     options.add_schedule(made)
-    made.add_argument(
-        "--aot",
-        action="store_true",
-        help="also write machine code (cubin, hsaco), a C header and source, and a Python launcher",
+    made.flag(
+        "--aot", "also write machine code (cubin, hsaco), a C header and source, and a Python launcher"
     )
     made.option("--timeout", "S", "seconds to compile one kernel (default: 120)", 120, ranges.limit)
     made.option("--workers", "N", "worker processes that compile (default: 1)", 1, ranges.processes)
-    made.add_argument(
-        "--force",
-        action="store_true",
-        help="allow a folder that is not empty, and replace files of the same names",
-    )
+    made.flag("--force", "allow a folder that is not empty, and replace files of the same names")
 
 
 def run(words: argparse.Namespace) -> int:

@@ -80,28 +80,20 @@ def add_to(verbs: object) -> None:
         float("inf"),
         ranges.seconds,
     )
-    made.add_argument(
-        "--limit", type=ranges.limit, default=60.0, metavar="SECONDS", help="seconds for one trial"
-    )
+    made.option("--limit", "SECONDS", "seconds for one trial", 60.0, ranges.limit)
     made.add_argument("--target", default="sm_90", help="the chip that kernels are made for")
-    made.add_argument(
-        "--interpreter",
-        action="store_true",
-        help="use no GPU, but the interpreter of the IR, and for --share Triton's",
-    )
-    made.add_argument(
+    made.flag("--interpreter", "use no GPU, but the interpreter of the IR, and for --share Triton's")
+    made.flag(
         "--opencl",
-        action="store_true",
-        help="use no GPU: kernels for the Max 1550 are executed on the CPU through OpenCL (docs/intel.md)",
+        "use no GPU: kernels for the Max 1550 are executed on the CPU through OpenCL (docs/intel.md)",
     )
     made.option(
         "--sets",
         "N",
-        "run the kernels of a convolution with N sets of scales, zero points and "
-        "operands of post-ops, which are arguments, where their values matter: zero "
-        "points, and results that are rounded or saturate. Each is a problem with its "
-        "own check, of whole numbers or of rounded ones in turn; shapes, types and "
-        "chains differ from trial to trial alone (default: 1)",
+        "run the kernels of a convolution with N sets of scales, zero points and operands of post-ops, "
+        "which are arguments, where their values matter: zero points, and results that are rounded or "
+        "saturate. Each is a problem with its own check, of whole numbers or of rounded ones in turn; "
+        "shapes, types and chains differ from trial to trial alone (default: 1)",
         1,
         ranges.at_least(1, 1000),
     )
@@ -115,7 +107,7 @@ def add_to(verbs: object) -> None:
     made.option(
         "--shrink", "N", "how many kinds of failures to shrink (default: 4)", 4, ranges.at_least(0, 1000)
     )
-    made.add_argument("--no-corpus", action="store_true", help="skip the trials of the corpus")
+    made.flag("--no-corpus", "skip the trials of the corpus")
     made.add_argument(
         "--line", action="append", default=[], metavar="LINE", help="run this trial; may be repeated"
     )

@@ -41,8 +41,8 @@ def add_to(verbs: object) -> None:
         help="a Python file and the name of a kernel in it, if it has several",
     )
     made.option("--group", "SIZES", "the work: 64 or 64x1000; not where the kernel declares it", "")
-    made.add_argument("--shape", default="", metavar="SIZES", help="a hint for a group's shape: 1x128")
-    made.add_argument("--warps", type=ranges.at_least(1, 32), metavar="N", help="a hint: warps of a group")
+    made.option("--shape", "SIZES", "a hint for a group's shape: 1x128", "")
+    made.option("--warps", "N", "a hint: warps of a group", None, ranges.at_least(1, 32))
     made.option(
         "--stages", "N", "a hint: iterations whose loads are in flight", None, ranges.at_least(1, 8)
     )
@@ -56,7 +56,7 @@ def add_to(verbs: object) -> None:
     )
     made.add_argument("--target", default="", help="the chip: sm_90, gfx942, ...; default: this machine's")
     made.option("--stage", "STAGE", "print this stage alone: written, the name of a pass, or emit", "")
-    made.add_argument("--compile", action="store_true", help="compile for the chip, print resources")
+    made.flag("--compile", "compile for the chip, print resources")
     made.option(
         "--tune",
         "S",
@@ -75,9 +75,7 @@ def add_to(verbs: object) -> None:
         choices=TEXTS,
         help=f"with --compile, print this form too: {', '.join(TEXTS)}",
     )
-    made.add_argument(
-        "--timeout", type=ranges.limit, default=120, metavar="S", help="seconds to compile (default: 120)"
-    )
+    made.option("--timeout", "S", "seconds to compile (default: 120)", 120, ranges.limit)
 
 
 def run(words: argparse.Namespace) -> int:

@@ -43,7 +43,7 @@ def add_to(verbs: object) -> None:
         ),
         run,
     )
-    made.add_argument("--targets", default="", metavar="T[,T...]", help="chips (default: all)")
+    made.option("--targets", "T[,T...]", "chips (default: all)", "")
     made.option("--problems", "N[,N...]", f"golden problems (default: all): {' '.join(CASES)}", "")
     made.option(
         "--share", "I/N", "compile only part I of N of all pairs of problem and chip", (0, 1), ranges.part
@@ -70,9 +70,9 @@ def add_to(verbs: object) -> None:
         [""],
         _sanitizers,
     )
-    made.add_argument("--update", action="store_true", help="write the results into the record")
-    made.add_argument("--json", type=ranges.output, metavar="FILE", help="also write results as JSON")
-    made.add_argument("--csv", type=ranges.output, metavar="FILE", help="also write results as CSV")
+    made.flag("--update", "write the results into the record")
+    made.option("--json", "FILE", "also write results as JSON", None, ranges.output)
+    made.option("--csv", "FILE", "also write results as CSV", None, ranges.output)
     made.option(
         "--page",
         "FILE",
@@ -226,9 +226,8 @@ def _report(
     spilt = sum(1 for r in rows if r.spill_bytes)
     lines = [
         *failures,
-        f"{kernels} kernels compiled in {seconds:.0f} s for "
-        f"{len({r.target for r in rows})} chips; {spilt} of {len(rows)} rows spill as "
-        f"recorded; {len(failures)} failures",
+        f"{kernels} kernels compiled in {seconds:.0f} s for {len({r.target for r in rows})} chips; "
+        f"{spilt} of {len(rows)} rows spill as recorded; {len(failures)} failures",
     ]
     return "\n".join(lines)
 

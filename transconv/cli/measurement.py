@@ -6,8 +6,7 @@ before they are timed (a tuning session of one trial each); and in the time that
 each, of which the faster ones are kept as tuned rows. Nothing starts after its part of the time, and what
 was not measured is said. A file that is there is continued: the trials are in a log beside it.
 
-The file has versions, the chip's counts, times and verdicts: no paths, no names, no variables.
-"""
+The file has versions, the chip's counts, times and verdicts: no paths, no names, no variables."""
 
 from __future__ import annotations
 

@@ -7,7 +7,6 @@ import argparse
 import json
 import sys
 from contextlib import suppress
-from os.path import isfile
 from pathlib import Path
 
 from tqdm import tqdm
@@ -15,7 +14,7 @@ from tqdm import tqdm
 from transconv import runtime
 from transconv.cli.arguments import computations, options, ranges
 from transconv.compute import Alone
-from transconv.conv import ConvProblem, Epilogue, LayerRegistry, Prop, compiler, iter_problems
+from transconv.conv import ConvProblem, Epilogue, LayerRegistry, Prop, compiler
 from transconv.runtime import Batch, PlanRequest, cores, prepare
 from transconv.support import ProblemError, Unsupported, knobs, replace_named
 from transconv.target import Target, detect
@@ -38,10 +37,10 @@ def add_to(verbs: object) -> None:
     )
     options.add_problem(made, or_file=True)
     options.add_props(made, "all")
-    made.add_argument("--target", default="", metavar="T", help="a chip, such as sm_90 (default: the GPU)")
-    made.add_argument("--epilogue", default="", metavar="E", help="of convolutions: bias+relu, ...")
+    made.option("--target", "T", "a chip, such as sm_90 (default: the GPU)", "")
+    made.option("--epilogue", "E", "of convolutions: bias+relu, ...", "")
     made.option("--workers", "N", "processes (default: one per core)", cores(), ranges.processes)
-    made.add_argument("--json", type=ranges.output, metavar="FILE", help="also write the report")
+    made.option("--json", "FILE", "also write the report", None, ranges.output)
 
 
 def run(words: argparse.Namespace) -> int:
@@ -65,28 +64,9 @@ def questions(words: argparse.Namespace, target: Target) -> list[Batch]:
     if found := computations.asked(words):
         return [Batch((PlanRequest(Alone(c), target),)) for c in found]
     epilogue = Epilogue.parse(words.epilogue)
-    if all(isfile(w) for w in words.problem):
-        listed = [pair for w in words.problem for pair in iter_problems(Path(w))]
-    else:
-        listed = [(p, None) for p in options.each_described(words.problem)]
-    asked = [
-        _of(options.dressed(p, words), prop, target, epilogue)
-        for p, way in listed
-        for prop in options.props(words)
-        if way is None or way is prop
-    ]
-    if not asked:
-        raise ProblemError(
-            f"{' '.join(words.problem)} has no problem with --prop {words.prop}; expected at least one"
-        )
-    options.some_computable(
-        [
-            (q.workload.problem, q.workload.prop)  # type: ignore[attr-defined]
-            for batch in asked
-            for q in batch.questions
-        ]
-    )
-    return list(dict.fromkeys(asked))
+    work = options.problems(words)
+    options.some_computable(work)
+    return list(dict.fromkeys(_of(p, prop, target, epilogue) for p, prop in work))
 
 
 def _of(problem: ConvProblem, prop: Prop, target: Target, epilogue: Epilogue) -> Batch:
@@ -120,11 +100,7 @@ def add_cache(verbs: object) -> None:
     )
     made.add_argument("what", nargs="?", choices=("info", "pack", "unpack"))
     made.add_argument("file", nargs="?", type=ranges.output, metavar="FILE")
-    made.add_argument(
-        "--verify",
-        action="store_true",
-        help="choose and lower each kept plan again, and list what differs",
-    )
+    made.flag("--verify", "choose and lower each kept plan again, and list what differs")
     made.option(
         "--target", "T", "unpack: only the files for this chip (default: the GPU at hand, or all)", ""
     )

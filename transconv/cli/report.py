@@ -1,6 +1,5 @@
 """``report``: an HTML page about a problem's kernels, with the measured times of a CSV file that
-``python -m bench time`` wrote.
-"""
+``python -m bench time`` wrote."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ from transconv.backend_triton import Answer, CompileFailure, CompileJob, compile
 from transconv.cli.arguments import computations, options, ranges
 from transconv.cli.show import ShownStep, why
 from transconv.compute import Alone, Workload
-from transconv.conv import ConvProblem, ConvWorkload, Epilogue, Prop, iter_problems
+from transconv.conv import ConvProblem, ConvWorkload, Epilogue, Prop
 from transconv.report import LARGEST, LabeledTime, Section, Subject, write_page
 from transconv.runtime import Plan, Planned, build, job_of
 from transconv.schedule import Schedule
@@ -71,7 +70,7 @@ def add_to(verbs: object) -> None:
         MOST,
         ranges.at_least(1, 50),
     )
-    made.add_argument("--no-compile", action="store_true", help="omit the machine code")
+    made.flag("--no-compile", "omit the machine code")
     made.option("--timeout", "S", "seconds to compile one kernel (default: 120)", 120, ranges.limit)
     options.add_schedule(made)
 
@@ -139,18 +138,8 @@ def _asked(words: argparse.Namespace) -> tuple[list[MeasuredProblem], int]:
         every = [a for a in asked_of(Path(first)) if a.prop in props]
         if not every:
             raise ProblemError(f"{first} has no row with --prop {words.prop}; expected at least one")
-    elif len(words.problem) == 1 and isfile(first):
-        every = [
-            MeasuredProblem(options.dressed(p, words), prop)
-            for p, way in iter_problems(first)
-            for prop in props
-            if way in (None, prop)
-        ]
-        if not every:
-            raise ProblemError(f"{first} has no problem with --prop {words.prop}; expected at least one")
     else:
-        problem = options.dressed(options.described(words.problem), words)
-        every = [MeasuredProblem(problem, prop) for prop in props]
+        every = [MeasuredProblem(p, prop) for p, prop in options.problems(words)]
     every = list({(a.problem, a.prop, a.epilogue): a for a in every}.values())
     every = [
         next(

@@ -2,8 +2,7 @@
 a network through generated kernels, then one problem from text to machine code.
 
 The data are small integers: products and sums are exact, so a right kernel gives the same bits
-as the answer in f64 after one rounding.
-"""
+as the answer in f64 after one rounding."""
 
 from __future__ import annotations
 
@@ -97,7 +96,7 @@ def add_to(verbs: object) -> None:
         "sum:0.5+relu:0.1+add:u8:per_oc, ... (docs/checking.md)",
         "",
     )
-    made.add_argument("--sizes", metavar="N=8,H=17", help="of a computation whose sizes are arguments")
+    made.option("--sizes", "N=8,H=17", "of a computation whose sizes are arguments")
 
 
 def run(words: argparse.Namespace) -> int:
@@ -227,9 +226,7 @@ def add_demo(verbs: object) -> None:
         ("demo",),
         demo,
     )
-    made.add_argument(
-        "--network", default=str(NETWORK), metavar="FILE", help="a list of problems (default: ResNet-50)"
-    )
+    made.option("--network", "FILE", "a list of problems (default: ResNet-50)", str(NETWORK))
 
 
 def demo(words: argparse.Namespace) -> int:

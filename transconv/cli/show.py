@@ -49,10 +49,10 @@ def add_to(verbs: object) -> None:
         metavar="STAGE",
         help=f"print this stage: {', '.join(_names())}, or all",
     )
-    made.add_argument("--diff", action="store_true", help="print what each pass changed, as unified diffs")
+    made.flag("--diff", "print what each pass changed, as unified diffs")
     options.add_chip(made)
     options.add_epilogue(made)
-    made.add_argument("--gradient", metavar="NAME", help=GRADIENT)
+    made.option("--gradient", "NAME", GRADIENT)
     options.add_schedule(made)
 
 

@@ -65,9 +65,7 @@ def add_to(verbs: object) -> None:
         default=",".join(DIRECTIONS),
         help="directions of the layers: fwd,bwd_d,bwd_w (default: all)",
     )
-    made.add_argument(
-        "--dtype", default="", metavar="T", help="element type; default: the problem's own, bf16 for files"
-    )
+    made.option("--dtype", "T", "element type; default: the problem's own, bf16 for files", "")
     made.option("--layout", "TAG", "memory order; default: the problem's own, nhwc for files", "")
     made.option("--epilogue", "E", "such as bias+relu; layer: each layer's own (not for bwd_w)", "")
     made.add_argument("--match", default="", help="only layers whose name matches (regex)")
@@ -125,9 +123,7 @@ def add_to(verbs: object) -> None:
         None,
         ranges.output,
     )
-    made.add_argument(
-        "--log", type=ranges.output, metavar="FILE", help="write every trial to this CSV file"
-    )
+    made.option("--log", "FILE", "write every trial to this CSV file", None, ranges.output)
 
 
 def tune(words: argparse.Namespace) -> int:

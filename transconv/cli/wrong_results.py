@@ -40,10 +40,10 @@ def add_bisect(verbs: object) -> None:
         bisect,
     )
     options.add_problem(made)
-    made.add_argument(
+    made.option(
         "--sizes",
-        metavar="N=8,...",
-        help="of a computation whose sizes are arguments: the sizes to look at (default: the least)",
+        "N=8,...",
+        "of a computation whose sizes are arguments: the sizes to look at (default: the least)",
     )
     options.add_props(made, "all")
     options.add_chip(made)
@@ -60,10 +60,8 @@ def add_bisect(verbs: object) -> None:
         ranges.at_least(1),
     )
     made.option("--parts", "P", f"the stages to run (default: {','.join(PARTS)})", ",".join(PARTS))
-    made.add_argument(
-        "--here", action="store_true", help="interpret in this process, not in a child process"
-    )
-    made.add_argument("--json", action="store_true", help="print one JSON object per direction")
+    made.flag("--here", "interpret in this process, not in a child process")
+    made.flag("--json", "print one JSON object per direction")
 
 
 def bisect(words: argparse.Namespace) -> int:
@@ -143,9 +141,7 @@ def add_report(verbs: object) -> None:
         metavar="FILE.py[:NAME]|PROBLEM",
         help="a file of Python, or a problem in benchdnn's grammar",
     )
-    made.add_argument(
-        "--out", metavar="FILE", default="wrong_result.zip", help="the report (default: wrong_result.zip)"
-    )
+    made.option("--out", "FILE", "the report (default: wrong_result.zip)", "wrong_result.zip")
 
 
 def report_wrong(words: argparse.Namespace) -> int:

@@ -1,7 +1,6 @@
 """What is computed: steps over axes, and the operations of steps; how views lie in memory; workloads.
 
-In: expressions over axes. Out: a computation that prints itself. Knows: the IR and the simplifier.
-"""
+In: expressions over axes. Out: a computation that prints itself. Knows: the IR and the simplifier."""
 
 from transconv.compute import library as library
 from transconv.compute.analysis import statistics as statistics

@@ -55,8 +55,13 @@ def reference(elements: int) -> int:
 
 def examples(elements: int, computes: Iterable[Compute]) -> tuple[int, ...]:
     """The numbers of samples that plans are made for: several, if kernels with different tiles may add up
-    alike."""
-    return several(elements) if all(map(adds_alike, computes)) else (reference(elements),)
+    alike. Where the reference is as large as ``MANY``, one between it and one sample is among them: of
+    pooled images there are dozens in a batch, not thousands."""
+    few = reference(elements)
+    if not all(map(adds_alike, computes)):
+        return (few,)
+    one, *more = several(elements)
+    return (one, 1 << few.bit_length() // 2, *more) if few >= MANY else (one, *more)
 
 
 def several(elements: int) -> tuple[int, ...]:

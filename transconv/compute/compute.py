@@ -9,8 +9,7 @@
 Convolutions, matrix products, pools and chains of elementwise operations all have this form. The matrix
 unit can compute a sum of products of two reads, ``sum(a*b; k)``; the kind of each axis, B, M, N or K,
 follows from which of the reads and stores mention it. The compiler uses a computation's properties (``a``,
-``b``, ``c``, ``sum``); parser.py parses its text, evaluation.py executes it in NumPy.
-"""
+``b``, ``c``, ``sum``); parser.py parses its text, evaluation.py executes it in NumPy."""
 
 from __future__ import annotations
 

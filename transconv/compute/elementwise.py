@@ -43,8 +43,7 @@ class Op:
     the fuzzer may choose it there. ``steepest``: a bound of the absolute derivative, by which checks scale
     errors. ``spelled``: other spellings: dotted names of torch's modules and functions, and methods such
     as ``.relu_``; a module matches the row whose ``options`` are its attributes. ``onednn``: oneDNN's
-    names, each with alpha and beta, None where oneDNN's function ignores the number.
-    """
+    names, each with alpha and beta, None where oneDNN's function ignores the number."""
 
     name: str
     arity: int

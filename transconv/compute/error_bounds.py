@@ -15,8 +15,7 @@ is written to cancel do not (``log(u)/(u - 1)`` hardly changes with u).
     p - p,  p = x*x          fma(x, x, -p): one of both is not rounded, the difference is not 0
 
 Compilers make one instruction of a product and the sum that it is added to. So where a product that is
-used several times is added, its rounding there is none of the others'.
-"""
+used several times is added, its rounding there is none of the others'."""
 
 from __future__ import annotations
 

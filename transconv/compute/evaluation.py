@@ -8,8 +8,7 @@ so that kernels can be compared with it.
 It also computes the error that a correct kernel may have (``error``): the rounding errors of sums and
 values are propagated by evaluating each later step with every name moved by its error.
 
-Stores that share places leave there what ``Gathered`` reduces.
-"""
+Stores that share places leave there what ``Gathered`` reduces."""
 
 from __future__ import annotations
 

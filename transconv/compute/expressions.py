@@ -7,8 +7,7 @@ in a kernel:
     x[reflect(h - 1, 8)]    expands to    x[min(u, 14 - u)]  with  u = max(h - 1, 1 - h) % 14
 
 The expressions are chosen so that the simplifier can prove their bounds, and a coordinate that is always
-inside needs no mask. If a position is at most one period outside, no division is left.
-"""
+inside needs no mask. If a position is at most one period outside, no division is left."""
 
 from __future__ import annotations
 
@@ -116,6 +115,7 @@ LONGEST_SAID = 160  # characters of a text in an error
 # What prints under another name: operations as the function that they call, a choice in the IR's words.
 PRINTED = {"nearest": "round", "ndtr_wide": "ndtr", "select": "where"}
 WHOLE = ("nearest_small",)  # functions of floats that give integers
+CODES = ("f4e2m1", "f8e8m0")  # floats by their codes, which are integers
 ROUNDED = ("floor", "ceil", "round")
 NO_FACTS = Facts()
 
@@ -335,6 +335,8 @@ def _call(name: str, args: list[ir.Expr], scope: ComputeScope) -> ir.Expr:
         return COORDINATES[name](*args)
     if name in WHOLE and len(args) == 1:
         return ir.Call(name, (_float(args[0], scope),))
+    if name in CODES and len(args) == 1 and args[0].dtype.is_integer:
+        return ir.Call(name, (_whole(args[0], ir.i32),))
     if (
         name in OPS
         and OPS[name].arity <= len(args) <= OPS[name].arity + len(OPS[name].numbers)

@@ -23,8 +23,7 @@ Only where nothing needs the result together with them: else it is read again an
 are reduced along some axes, and what leaves with them keeps those: the gradient of a norm's weight is
 summed over rows by the kernel that makes the gradient of its input.
 
-``why_not_lowered`` tells whether one kernel can compute a computation.
-"""
+``why_not_lowered`` tells whether one kernel can compute a computation."""
 
 from __future__ import annotations
 

@@ -11,8 +11,7 @@ and the computation of these positions alone.
 
 The interval is the range of the coordinate over these positions and all of the other axes. What lies
 outside of the whole tensor is no part of it, and is outside of the part, too: each element is computed
-from the same values in the same order as in the whole.
-"""
+from the same values in the same order as in the whole."""
 
 from __future__ import annotations
 

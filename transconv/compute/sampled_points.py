@@ -2,8 +2,7 @@
 
 Points are drawn along the axes that are not reduced; reduced axes are evaluated whole. Only the elements
 that these points read are gathered, on the device of the tensors, so that no tensor is copied and the cost
-does not grow with them. The allowed error follows from the rounding of each step
-(error_bounds.py).
+does not grow with them. The allowed error follows from the rounding of each step (error_bounds.py).
 
     store dX[i, k] += g         with i = I[n]
 
@@ -14,8 +13,7 @@ that it names.
 
 Statistics are compared with those of the result as it is stored. One of a value that no store has, up to
 rounding, is evaluated from what is read, at sampled places, if no other reduction is in it. Of others it
-is only seen whether they are numbers.
-"""
+is only seen whether they are numbers."""
 
 from __future__ import annotations
 
@@ -129,9 +127,8 @@ class Samples(StepEvaluator):
                 places = np.stack([w[bad] for w in where], -1)
                 wrong = [tuple(int(i) for i in p) for p in places[:POINTS]]
                 reason = (
-                    f"{int(bad.sum())} of {bad.size} sampled elements of {step.view.tensor.name} "
-                    f"are wrong, the first at {wrong[0]}: {got[bad][0]:g} instead of "
-                    f"{want[bad][0]:g}"
+                    f"{int(bad.sum())} of {bad.size} sampled elements of {step.view.tensor.name} are "
+                    f"wrong, the first at {wrong[0]}: {got[bad][0]:g} instead of {want[bad][0]:g}"
                 )
         return SampleOutcome(checked, telling, all(self.varied.values()), tuple(wrong), reason)
 

@@ -1,8 +1,7 @@
 """Convolution, a front end: problems, their text, the relation that writes their computations, plans.
 
 In: a benchdnn descriptor or sizes. Out: problems, computations, plans, sampled checks. Knows: the runtime
-and what is below it.
-"""
+and what is below it."""
 
 from transconv.conv.compensation import TABLE as TABLE
 from transconv.conv.compensation import without_zeros as without_zeros

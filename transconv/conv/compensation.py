@@ -33,8 +33,7 @@ Where weights and zero point never change, what the zero point adds to sums may 
     sums[f, u0, h0, u1, h1, ..] = zero * sum of weight[f, c, k..] over c and the taps that are inside
 
 for each feature and where a window reaches ``u`` positions before the first element of an axis, and ``h``
-behind the last one. So it is the same for images of all sizes.
-"""
+behind the last one. So it is the same for images of all sizes."""
 
 from __future__ import annotations
 

@@ -70,8 +70,7 @@ def plan(
     ``aligned``: every tensor will begin at a multiple of 16 bytes, as boxes need. ``deterministic``:
     results have the same bits in every run. Only ``reduce=atomic`` does not: a tuned schedule with it is
     skipped, a given one raises ScheduleError. ``mode``: what to do if the kernels are not compiled yet
-    (see ``runtime.ready``).
-    """
+    (see ``runtime.ready``)."""
     if isinstance(schedule, str):
         schedule = Schedule.parse(schedule)
     asked = question(problem, prop, target, epilogue, aligned=aligned, deterministic=deterministic)
@@ -182,8 +181,7 @@ class CompiledDirection(Plan):
 
         ``extra``: ``bia`` and ``res``, if the epilogue reads them. Launches go to the current stream.
         Split sums and packed operands take workspaces from torch's allocator during the call. A plan with
-        boxes needs tensors that begin at multiples of 16 bytes (``plan(..., aligned=True)``).
-        """
+        boxes needs tensors that begin at multiples of 16 bytes (``plan(..., aligned=True)``)."""
         tensors = {"src": src, "wei": wei, "dst": dst, **extra}
         self.check(tensors)
         if self.order and not extra:

@@ -4,14 +4,12 @@ One relation holds along every spatial axis: ``i = o*stride + k*dilation - pad_l
 follows from the sizes and is not stored; it is negative if the last input points are unused. A transposed
 convolution is BWD_D of another problem.
 
-Text form: a benchdnn descriptor (see descriptor.py), then words where they differ from the
-default:
+Text form: a benchdnn descriptor (see descriptor.py), then words where they differ from the default:
 
     mb32ic64ih56oc128oh28kh3sh2ph1 dt=f16 tag=nhwc          one word for the three tensors
     mb1ic3ih8oc4oh6kh3 dt=f16:f16:f32 tag=nhwc:oihw:nhwc math=ieee      src:wei:dst
 
-Counts of multiply-adds that are not on padding.
-"""
+Counts of multiply-adds that are not on padding."""
 
 from __future__ import annotations
 
@@ -149,9 +147,8 @@ class ConvProblem:
         if o is None:
             if not len(i) == len(k) == len(stride) == len(dilation) == len(pad):
                 raise ProblemError(
-                    f"i, k, stride, dilation and pad have {len(i)}, {len(k)}, "
-                    f"{len(stride)}, {len(dilation)} and {len(pad)} entries; "
-                    "expected as many each"
+                    f"i, k, stride, dilation and pad have {len(i)}, {len(k)}, {len(stride)}, "
+                    f"{len(dilation)} and {len(pad)} entries; expected as many each"
                 )
             if min(stride) < 1:
                 raise ProblemError(f"stride = {stride} is out of range; expected at least 1")

@@ -12,8 +12,7 @@ src:wei:dst.
 
 Of the tags of src, wei and dst, one may apply to the three tensors: ``nhwc`` gives weights ``ohwi``, and
 in 1D means ``nwc``. Three are written ``src:wei:dst``. Weights are (oc, ic/g, *k); if a problem has
-groups, a weight tag may also name them (``goihw``, ``hwigo``, ``abxc``).
-"""
+groups, a weight tag may also name them (``goihw``, ``hwigo``, ``abxc``)."""
 
 from __future__ import annotations
 
@@ -175,17 +174,15 @@ def _complete(axis: _Axis, x: str, text: str) -> _Axis:
         axis.o = _quotient(axis.i - axis.reach + 2 * axis.p, axis.s) + 1
         if axis.o <= 0:
             raise ProblemError(
-                f"problem '{text}': the output along {x} is empty, the kernel "
-                f"spans {axis.reach} of {axis.i} + 2*{axis.p} points; expected "
-                f"i{x} + 2*p{x} >= {axis.reach}, or o{x}N"
+                f"problem '{text}': the output along {x} is empty, the kernel spans {axis.reach} of "
+                f"{axis.i} + 2*{axis.p} points; expected i{x} + 2*p{x} >= {axis.reach}, or o{x}N"
             )
     elif axis.p == MISSING:
         axis.p = default_pad(axis.i, axis.o, axis.k, axis.s, axis.d + 1)
         if axis.p < 0:
             raise ProblemError(
-                f"problem '{text}': o{x}{axis.o} leaves input unused on both "
-                f"sides of axis {x} (padding {axis.p}); expected a larger o{x}, "
-                f"or p{x}N"
+                f"problem '{text}': o{x}{axis.o} leaves input unused on both sides of axis {x} (padding "
+                f"{axis.p}); expected a larger o{x}, or p{x}N"
             )
     return axis
 

@@ -9,8 +9,7 @@ nearest, or with the last word ``stochastic`` up or down at random, by the one e
 The words of epilogues, one row each: what they do to the sum, and which tensors they read.
 
 The names and numbers are oneDNN's: ``relu:0.5``, ``sum:2.5``, ``add:u8:per_dim_01``, ``prelu:per_oc``.
-Beside them stand ``bias``, ``res`` and the names of the operations' table (``silu``, ``pow:0.5``).
-"""
+Beside them stand ``bias``, ``res`` and the names of the operations' table (``silu``, ``pow:0.5``)."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 Whole graphs write a convolution's relation over other tensors: operands that are read through views or
 computed, results that are finished and stored several times. What remains is the product, and with it the
-tuned rows of the direction, the roles of its axes and its stride phases, which no text has.
-"""
+tuned rows of the direction, the roles of its axes and its stride phases, which no text has."""
 
 from __future__ import annotations
 

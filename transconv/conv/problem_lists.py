@@ -5,8 +5,7 @@ problem for each combination of the current alternatives of all options. ``#`` s
 backslash joins a token with the next one, ``--batch=FILE`` reads another file.
 
 A layer is a named convolution of a network. A transposed convolution is stored as the problem whose BWD_D
-is its forward direction; its data gradient is FWD of that problem.
-"""
+is its forward direction; its data gradient is FWD of that problem."""
 
 from __future__ import annotations
 

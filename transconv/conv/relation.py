@@ -23,8 +23,7 @@ Batch and image sizes may be arguments of the kernels:
     sizes  MB=8 in 1..65535, IH=56 in 1..16384, IW=56 in 1..16384          out: its computations
 
 Filter, strides, dilation, padding and channels are numbers. The sizes of dst follow from those of src, as
-in torch. The relation is the same; these computations are written as texts.
-"""
+in torch. The relation is the same; these computations are written as texts."""
 
 from __future__ import annotations
 
@@ -309,9 +308,8 @@ def any_size(
     problem: ConvProblem, prop: Prop, names: frozenset[str] = ALL, epilogue: Epilogue | None = None
 ) -> tuple[Compute, ...]:
     """The computations of one direction for any size of ``names``, or any multiple (``ih%2``); the
-    problem's sizes are the examples.
-    ``BWD_D`` with strides has one for each stride phase, which may run in any order. Raises ProblemError
-    for tensors that are not dense."""
+    problem's sizes are the examples. ``BWD_D`` with strides has one for each stride phase, which may run
+    in any order. Raises ProblemError for tensors that are not dense."""
     written = _Written(problem, names)
     made = tuple(written.text(prop, phase) for phase in phases(problem, prop))
     return tuple(_behind(c, epilogue) for c in made) if epilogue else made

@@ -9,8 +9,7 @@ and no copy of a tensor. With each axis of the result in the rows or the columns
     BWD_W  wei[oc, ic, k] = sum src[n, ic, o*S + k*D - P] * dst[n, oc, o]          rows ic, k
 
 each element is a product A[row] . B[column] within a group. Points of short sums are independent; for long
-sums all pairs of gathered rows and columns are points, which checks more elements for the same reads.
-"""
+sums all pairs of gathered rows and columns are points, which checks more elements for the same reads."""
 
 from __future__ import annotations
 
@@ -229,8 +228,7 @@ def _allowed(p: ConvProblem, terms: int, short: bool, y: torch.Tensor, size: tor
     It is at most (n+4) eps size. For very long sums that would allow anything, so beyond 256 terms it is
     16 times the deviation of a random walk of n roundings, plus n/8 eps of the sum: matrix units truncate
     towards zero, once for several terms. tf32 operands add a relative error of 2^-11 each. Of ``short``
-    operands, 8-bit floats, some matrix units keep 13 bits of a sum (``SHORT``).
-    """
+    operands, 8-bit floats, some matrix units keep 13 bits of a sum (``SHORT``)."""
     import torch
 
     n = max(1, terms)
@@ -355,15 +353,3 @@ def examine(
             f"{float(got[bad][0]):g} instead of {float(want[bad][0]):g}"
         )
         return SampleOutcome(seen, telling, bool(several), tuple(map(tuple, places)), reason)
-
-
-def spot_check(
-    problem: ConvProblem,
-    prop: Prop,
-    epilogue: Epilogue,
-    tensors: dict[str, torch.Tensor],
-    result: torch.Tensor,
-    points: int = POINTS,
-) -> str | None:
-    """None if the sampled elements of a result are correct, else a sentence about the wrong ones."""
-    return examine(problem, prop, epilogue, tensors, result, points).reason or None

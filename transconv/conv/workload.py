@@ -5,8 +5,7 @@ strides, are both dense, both grouped or both depthwise, and are both dilated or
 the weighted sum of |log2| of the ratios of their sizes.
 
 What torch computes in place of a convolution's kernel, as lines of Python for files that check
-themselves (``Workload.torch_text``). They use ``torch`` and its functional module as ``F``.
-"""
+themselves (``Workload.torch_text``). They use ``torch`` and its functional module as ``F``."""
 
 from __future__ import annotations
 
@@ -259,9 +258,8 @@ def writable(problem: ConvProblem, prop: Prop) -> None:
     if layout.overlaps:
         dense = Layout.dense(layout.dtype, problem.shapes[prop.result]).strides() or ()
         raise ProblemError(
-            f"problem '{problem}': {prop} computes {prop.result}, elements of which share "
-            f"a place in the layout {layout}; expected a place for each, such as "
-            f"strides({','.join(map(str, dense))})"
+            f"problem '{problem}': {prop} computes {prop.result}, elements of which share a place in the "
+            f"layout {layout}; expected a place for each, such as strides({','.join(map(str, dense))})"
         )
 
 
@@ -395,9 +393,8 @@ def continued(epilogue: Epilogue, ndims: int) -> Iterator[str]:
         if not isinstance(row.torch, str):
             raise Unsupported(
                 "export:operation",
-                f"the operation '{step.op}' has a function of torch "
-                "without a name, which a file could not import; register it by its "
-                "dotted name",
+                f"the operation '{step.op}' has a function of torch without a name, which a file could "
+                "not import; register it by its dotted name",
             )
         numbers = (*step.numbers, *row.defaults[len(step.numbers) :])
         given = "".join([*(f", {n!r}" for n in numbers), *(f", {k}={v!r}" for k, v in row.options)])

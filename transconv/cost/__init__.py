@@ -1,7 +1,6 @@
 """The cost model: counts of work, rates of a chip, and estimated microseconds.
 
-In: a schedule, a computation, a target. Out: an estimate. Knows: schedule and what is below it.
-"""
+In: a schedule, a computation, a target. Out: an estimate. Knows: schedule and what is below it."""
 
 from transconv.cost.fetches import along_sum, within_groups
 from transconv.cost.issue import ACCESS

@@ -14,8 +14,7 @@ operations that they take. In explicit kernels, tensors as large as the result a
 consumers, whose registers are laid out for products, or in boxes that the producer fetches (the word
 ``behind``); other results leave as boxes or by lanes. Kernels that Triton lays out load and store 16 bytes
 at once; they are not counted. Operations are counted for each element, by their rows; a few of them are
-short beside the store.
-"""
+short beside the store."""
 
 from __future__ import annotations
 

@@ -3,11 +3,9 @@ lanes, and how far loads go ahead of the products that need them.
 
 In: a view, a schedule, a computation. Out: a ``FetchCost``. No constant is fitted here.
 
-How the rows of a tile lie in memory: where they begin, and how many sectors or lines they
-touch.
+How the rows of a tile lie in memory: where they begin, and how many sectors or lines they touch.
 
-In: a view, a block of the tile, a computation. Out: counts of elements and bytes.
-"""
+In: a view, a block of the tile, a computation. Out: counts of elements and bytes."""
 
 from __future__ import annotations
 

@@ -28,8 +28,7 @@ loaded: of both, a tensor's elements count once, and the rest as loads from the 
 
 A ``SweepCost`` has what a program does in each sweep over its row: the bytes that it moves, where it finds
 them (elements that are loaded again: from which cache, and how long that takes), and the instructions of a
-thread.
-"""
+thread."""
 
 from __future__ import annotations
 

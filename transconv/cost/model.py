@@ -18,8 +18,7 @@ and steps there are, and how many bytes cross the memory's pins, are expressions
     us(sizes) = rates(counts of the example, tiles(sizes), steps(sizes), bytes(sizes))
 
 Given numbers, ``us`` is a number; given texts of the counts (symbolic_cost.py), it is the text of an
-expression (``CostFormula``), which is all that another process needs.
-"""
+expression (``CostFormula``), which is all that another process needs."""
 
 from __future__ import annotations
 

@@ -13,8 +13,7 @@ there is one step alone, Triton 3.6 has a thread's rows and columns of a whole s
 
 Of seven kernels compiled for sm_90 whose operands are converted, the five above ``WHOLE`` spill (352 bytes
 for 394 registers, 1,584 for 756) and the two below do not. Of five with one step alone, all above, two
-spill (432 bytes for 756, 5,760 for 1,088): the estimate is cautious there, and such kernels come last.
-"""
+spill (432 bytes for 756, 5,760 for 1,088): the estimate is cautious there, and such kernels come last."""
 
 from __future__ import annotations
 

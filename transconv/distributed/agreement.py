@@ -5,8 +5,7 @@ A choice of a schedule follows from the computation, the chip, the versions, the
 rows. Ranks whose rows differ take those of the mesh's first rank; whatever else differs is an error.
 
 On a GPU the stream waits for rows, not the host: no call of torch can raise the error. A thread looks at
-an event behind each exchange once a second, and writes to standard error if one is late.
-"""
+an event behind each exchange once a second, and writes to standard error if one is late."""
 
 from __future__ import annotations
 

@@ -3,8 +3,7 @@
 Along one spatial axis, src has the positions i, dst the positions o (see conv/relation.py). A rank owns an
 interval of each. What it needs of the other tensor is the range of the relation's coordinate over its own
 interval and all taps; what it then computes is a convolution of these intervals, with a padding of its
-own. Rows move between the ranks of one mesh dim, as a plan says.
-"""
+own. Rows move between the ranks of one mesh dim, as a plan says."""
 
 from __future__ import annotations
 

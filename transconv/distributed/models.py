@@ -85,8 +85,7 @@ def parallelize(
     DTensor has no rules for. ``rows``: names or classes of modules that make each row of their result from
     the same rows of their inputs, such as a norm of each pixel's channels: a rank computes its own, on
     plain tensors. ValueError for a plan that the mesh does not have, names that the model lacks, or models
-    that have parameters elsewhere, TypeError for what is no module.
-    """
+    that have parameters elsewhere, TypeError for what is no module."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
     dims, known = _dims(mesh, plan), dict(model.named_modules())

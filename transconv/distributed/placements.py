@@ -2,8 +2,7 @@
 
 Ranks that split an axis each compute a part of it. A tensor whose view has the axis is sharded along that
 dim, any other operand is whole on every rank, and a result without the axis is a sum over the ranks. Which
-axes may be split follows from the views of the convolution.
-"""
+axes may be split follows from the views of the convolution."""
 
 from __future__ import annotations
 

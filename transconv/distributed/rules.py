@@ -9,8 +9,7 @@ DTensor's own rule for a group norm gathers the rows, and it has none for the gr
 sums of each rank's sums. A padded image is dealt anew: a rank gets those rows of the image that its rows
 are, the others are border; the gradient is the same with borders of negative widths. Each row of an
 upsampled image is one row of the input, and the rows that read it follow each other: a rank gets the rows
-that its own read, and for the gradient those that read its own.
-"""
+that its own read, and for the gradient those that read its own."""
 
 from __future__ import annotations
 

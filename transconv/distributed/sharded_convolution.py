@@ -12,8 +12,7 @@ edges again, from the few rows that these read.
     computed again          |====|                     |====|     when the others' rows are there
 
 No copy is made of the rank's own rows. The rows at the edges are computed twice, so this is for shards
-that have many more rows than a kernel reaches; else the rows are joined first.
-"""
+that have many more rows than a kernel reaches; else the rows are joined first."""
 
 from __future__ import annotations
 

@@ -7,8 +7,7 @@ are group norms of an image seen otherwise, whose moments are summed over ranks.
 
 A convolution may have a circular, reflected or replicated border, of which a padded row is a row of the
 image. A rank gets those that its rows of the result read, in their order, from the ranks that own them:
-there are no other padded rows. It convolves them without a border.
-"""
+there are no other padded rows. It convolves them without a border."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 DTensors cost the host a millisecond for a convolution and its norm, at every call anew. A recorded step
 costs one launch. The first calls run as they are, as kernels are built, results of new kernels looked at
-and ranks asked whether they agree; then a call is recorded, on all ranks or on none.
-"""
+and ranks asked whether they agree; then a call is recorded, on all ranks or on none."""
 
 from __future__ import annotations
 
@@ -177,8 +176,7 @@ def captured(step: Callable[..., Any], mesh: Any) -> Captured:
     call is one step. Tensors among the arguments are copied to where the graph reads them, whatever else
     they are must stay as it is: shapes, placements, mesh, numbers. Results are detached, and overwritten
     by the next call; so are the gradients that the step leaves in parameters. On CPUs, and where a group
-    does not send by NCCL, each call runs as it is: ``why_not`` says why, and a line of the log.
-    """
+    does not send by NCCL, each call runs as it is: ``why_not`` says why, and a line of the log."""
     return Captured(step, mesh)
 
 

@@ -13,14 +13,18 @@ Compiled graphs have the operator where ``why_not`` has no reason (graph/regions
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import lru_cache
+from itertools import product
 from math import prod
 
 import torch
 import torch.nn.functional as F
 
-from transconv.functional.calls.compiled_launch import HELD
+from transconv.calls.settings import settings
+from transconv.functional.calls.compiled_launch import HELD, question
 from transconv.functional.calls.torch_operators import store
+from transconv.runtime import PlanRequest
 from transconv.torch_ops.calls.call_attributes import is_known
 from transconv.torch_ops.operators import implement, library
 
@@ -93,29 +97,37 @@ def _texts(
 
 
 def _attention(query: Tensor, key: Tensor, value: Tensor, factor: float) -> Tensor:
-    """The operator's kernels, of dense operands."""
+    """The operator's kernels, of dense operands. Calls of graphs wait by default (region_kernel.py)."""
     q, k, v = (x.reshape(-1, *x.shape[-2:]).contiguous() for x in (query, key, value))
-    made = q.new_empty((*q.shape[:2], v.shape[-1]))
-    for here, rows in _spans(len(q), q.shape[1], k.shape[1]):
+    made, waits = q.new_empty((*q.shape[:2], v.shape[-1])), settings.compile == "auto"
+    for here, rows, texts in _steps(query, key, value, factor):
         block, keys, values, y = q[here, rows], k[here], v[here], made[here, rows]
-        sizes = *block.shape[:2], keys.shape[1], block.shape[2], values.shape[2]
-        texts = _texts(HELD[q.dtype].name, *sizes, factor)
-        scores = block.new_empty(sizes[:3], dtype=torch.float32)
-        weights = block.new_empty(sizes[:3])
+        scores = block.new_empty((*block.shape[:2], keys.shape[1]), dtype=torch.float32)
+        weights = torch.empty_like(scores, dtype=block.dtype)
         if not (
-            store(texts[0], [block, keys], [scores], waits=False)
-            and store(texts[1], [scores], [weights], waits=False)
-            and store(texts[2], [weights, values], [y], waits=False)
+            store(texts[0], [block, keys], [scores], waits)
+            and store(texts[1], [scores], [weights], waits)
+            and store(texts[2], [weights, values], [y], waits)
         ):
             return _composed(query, key, value, factor)
     return made.view(*query.shape[:-1], value.shape[-1])
 
 
-def _spans(heads: int, queries: int, keys: int) -> list[tuple[slice, slice]]:
-    """The heads and the queries of each block."""
+def _steps(
+    query: Tensor, key: Tensor, value: Tensor, factor: float
+) -> Iterator[tuple[slice, slice, tuple[str, str, str]]]:
+    """The heads and the queries of each block, and its computations."""
+    heads, (queries, k), (keys, wide) = prod(query.shape[:-2]), query.shape[-2:], value.shape[-2:]
     some, rows = blocks(heads, queries, keys)
-    firsts = [slice(h, h + some) for h in range(0, heads, some)]
-    return [(h, slice(m, m + rows)) for h in firsts for m in range(0, queries, rows)]
+    for h, m in product(range(0, heads, some), range(0, queries, rows)):
+        sizes = min(some, heads - h), min(rows, queries - m), keys, k, wide
+        yield slice(h, h + some), slice(m, m + rows), _texts(HELD[query.dtype].name, *sizes, factor)
+
+
+def questions(query: Tensor, key: Tensor, value: Tensor, factor: float) -> list[PlanRequest]:
+    """What the kernels of a call are asked for. Its graph has processes compile them with its own."""
+    texts = dict.fromkeys(text for *_, each in _steps(query, key, value, factor) for text in each)
+    return [question(text, query.device) for text in texts]
 
 
 def _fake(query: Tensor, key: Tensor, value: Tensor, factor: float) -> Tensor:

@@ -6,8 +6,7 @@
 A trial draws a function, its numbers, its types and 2 to 64 samples. Results and gradients along samples
 are compared at all positions. What sums over samples is compared with the same samples and some of zeros
 behind them, which add nothing: it differs where the number of samples decides which terms are added to
-which.
-"""
+which."""
 
 from __future__ import annotations
 

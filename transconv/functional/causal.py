@@ -132,8 +132,7 @@ def causal_conv1d_fn(
     one for all parts, or one for each.
 
     Differentiable with respect to all floats. ValueError for shapes that do not fit and arguments that
-    exclude one another, TypeError for what is no tensor of these types.
-    """
+    exclude one another, TypeError for what is no tensor of these types."""
     _check_operands("causal_conv1d_fn", x, weight, bias, dims=(3,))
     numbers = _numbers(x, activation, split, norm, head, eps)
     past, rows = weight.shape[1] - 1, x.shape[0]
@@ -225,8 +224,7 @@ def causal_conv1d_update(
     ``l % state length``; so many elements came before x, which has at most as many positions as the ring.
     ``conv_state_indices`` (batch,): sample i has the state ``conv_state[conv_state_indices[i]]``; no two
     samples have the same. No number is read on the host, so that a step can be captured in a CUDA graph.
-    There are no gradients. ``split``, ``norm``, ``head``, ``eps`` and errors as of causal_conv1d_fn.
-    """
+    There are no gradients. ``split``, ``norm``, ``head``, ``eps`` and errors as of causal_conv1d_fn."""
     _check_operands("causal_conv1d_update", x, weight, bias, dims=(2, 3))
     numbers = _numbers(x, activation, split, norm, head, eps)
     rows = None if conv_state_indices is not None else x.shape[0]

@@ -1,15 +1,13 @@
 """``transconv.computation(text)``: the text of a computation as a function of tensors.
 
-The operator ``transconv::compute`` under autograd and torch's transforms: derivatives are
-texts too.
+The operator ``transconv::compute`` under autograd and torch's transforms: derivatives are texts too.
 
     gradients   the texts of ``transconv.compute.differentiate``
     tangents    the gradients of those texts: they are linear in the gradients of the results, and the
                 transpose of what takes these to gradients of operands takes tangents to tangents
     examples    one text, with an axis more
 
-Nothing of this is in a kernel's way: texts without derivatives are computed below autograd.
-"""
+Nothing of this is in a kernel's way: texts without derivatives are computed below autograd."""
 
 from __future__ import annotations
 

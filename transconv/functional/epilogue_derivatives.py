@@ -3,8 +3,7 @@
     read acc, arg0, arg1, g        let value_0 = ...        store dacc = ..., darg0 = ...
 
 Each follows from the derivatives of the table's rows by the chain rule (``Pointwise.derivatives``). torch
-sums the gradient of an operand over the dims that it was broadcast along.
-"""
+sums the gradient of an operand over the dims that it was broadcast along."""
 
 from __future__ import annotations
 

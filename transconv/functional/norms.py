@@ -2,8 +2,7 @@
 group or of a batch by statistics of them, and the loss that softmax is for.
 
 Images are f16, bf16, f32 or f64; their moments and factors are f32, of f64 images f64. Where rows are in
-several places, the parts of a norm are functions of tensors, too (compute/library/norms.py).
-"""
+several places, the parts of a norm are functions of tensors, too (compute/library/norms.py)."""
 
 from __future__ import annotations
 

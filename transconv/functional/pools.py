@@ -194,17 +194,7 @@ def avg_pool1d(
     count_include_pad: bool = True,
 ) -> Tensor:
     """torch.nn.functional.avg_pool1d. As max_pool2d."""
-    return call(
-        AVERAGE[1],
-        (input,),
-        (
-            _each(kernel_size, 1),
-            _step(stride, kernel_size, 1),
-            _each(padding, 1),
-            ceil_mode,
-            count_include_pad,
-        ),
-    )
+    return _averaged(1, input, kernel_size, stride, padding, ceil_mode, count_include_pad)
 
 
 def avg_pool2d(
@@ -242,7 +232,13 @@ def avg_pool3d(
 
 
 def _averaged(
-    n: int, input: Tensor, kernel_size: Ints, stride: Ints | None, padding: Ints, *more: Any, out: Any
+    n: int,
+    input: Tensor,
+    kernel_size: Ints,
+    stride: Ints | None,
+    padding: Ints,
+    *more: Any,
+    out: Any = None,
 ) -> Tensor:
     return call(
         AVERAGE[n],

@@ -1,6 +1,5 @@
 """Reductions and matrix products with the signatures of torch: sum, mean, prod, amax, amin, logsumexp,
-var, std, any, all, argmax, argmin, max, min; linear (with an activation), matmul, bmm.
-"""
+var, std, any, all, argmax, argmin, max, min; linear (with an activation), matmul, bmm."""
 
 from __future__ import annotations
 

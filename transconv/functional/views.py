@@ -3,8 +3,7 @@ pixel_shuffle, pixel_unshuffle, unfold, fold; index_select, gather and embedding
 
 An index out of range is torch's error on a CPU, and on a GPU with TRANSCONV_VERIFY=1; else it reads 0 and
 no other memory. Gradients are summed in place, in no fixed order: under
-torch.use_deterministic_algorithms torch's functions compute them, which sort the indices.
-"""
+torch.use_deterministic_algorithms torch's functions compute them, which sort the indices."""
 
 from __future__ import annotations
 

@@ -103,7 +103,11 @@ class BackendOptions:
 def options_of(
     mode: str | None, options: Mapping[str, Any] | None, upsampling: Sequence[str]
 ) -> BackendOptions:
-    """Those of a call of torch.compile. Raises ValueError for options that are unknown."""
+    """Those of a call of torch.compile. Raises ValueError for options and modes that are unknown."""
+    if mode not in (None, "default", *CAPTURING, *TUNING):
+        raise ValueError(
+            f"mode {mode!r}; expected one of: {', '.join(('default', *CAPTURING, *TUNING[1:]))}"
+        )
     given = dict(options or {})
     made = BackendOptions(
         given.pop("rest", "inductor"),

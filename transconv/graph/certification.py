@@ -5,8 +5,7 @@
 
 A certificate has the proof from what is chosen and lowered (verify/invariance/proof.py), and what drawn
 batches gave on a device: every sample alone against the same sample inside. A model is compiled in
-invariant mode, which refuses what depends on the batch; then each of its kernels is proved.
-"""
+invariant mode, which refuses what depends on the batch; then each of its kernels is proved."""
 
 from __future__ import annotations
 

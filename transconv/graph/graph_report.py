@@ -4,8 +4,7 @@ Of what torch.compile returned, ``found`` gives the calls of the backend that it
 leaves them in code that is kept by code of Python: of a function, of what continues one behind a graph
 break, of the ``forward`` of a class, or, for modules of torch, of one function for all.
 
-The microseconds of a kernel are measured on the device, beside those of torch for the same operations.
-"""
+The microseconds of a kernel are measured on the device, beside those of torch for the same operations."""
 
 from __future__ import annotations
 
@@ -27,6 +26,7 @@ from transconv.graph.regions.partition import graph_of, names, origin, title
 from transconv.graph.regions.region_kernel import Region, RegionKernel, RegionPlan, origins
 from transconv.runtime import estimated, timing, torch_internals
 from transconv.support import TransconvError
+from transconv.target import Target
 
 if TYPE_CHECKING:
     from transconv.report import PrintedTable
@@ -116,9 +116,10 @@ UNSAID = ("reshape", "expand", "view", "copy")  # they compute nothing and move 
 @dataclass(frozen=True, slots=True)
 class KernelRow:
     """A kernel: the operations it computes, bytes that it reads and writes at least, operations;
-    ``estimate`` and ``measure`` find its microseconds on the target. ``numbers``: why it is one for each
-    sizes of a call, and not for all; ``title``: what it computes by the model's own names; ``limit_us``:
-    what no kernel of these operations stays below, and which rate of the chip says so, ``limit``.
+    ``estimate`` and ``measure`` find its microseconds on the target; ``on``: its row for another chip.
+    ``numbers``: why it is one for each sizes of a call, not for all; ``title``: what it computes by the
+    model's own names; ``limit_us``: what no kernel of these operations stays below, and which rate of the
+    chip says so, ``limit``.
 
     If it is asked for, on a GPU: ``measured_us``, its time; ``torch_us``, that of torch.compile's own
     kernels for the operations of ``beside``, which it may have together with other kernels, and ``gain``,
@@ -130,6 +131,7 @@ class KernelRow:
     flops: float
     estimate: Callable[[], float]
     measure: Callable[[timing.Clock], float | None]
+    on: Callable[[Target], KernelRow]
     text: str
     numbers: str = ""
     measured_us: float | None = None
@@ -185,7 +187,8 @@ class GraphReport:
     ``sizes``: the names of its sizes, with an example and their ranges, and what is assumed of them;
     ``peak``: bytes of what kernels of a region store that are held at once at most; ``compared``: for how
     many sets of sizes first results were held against torch's operators; ``remarks``: what was wrong then,
-    or not compared; ``step_us``: measured microseconds of all graphs of the model, if asked for."""
+    or not compared; ``step_us``: measured microseconds of all graphs of the model, if asked for; ``chip``:
+    whose estimates were asked for."""
 
     phase: str
     rows: tuple[KernelRow | TorchRow, ...]
@@ -196,6 +199,7 @@ class GraphReport:
     compared: int = 0
     remarks: tuple[str, ...] = ()
     step_us: float | None = None
+    chip: str = ""
 
     @property
     def kernels(self) -> tuple[KernelRow, ...]:
@@ -212,7 +216,8 @@ class GraphReport:
         yield (
             f"{self.phase}: {many(len(ours), 'kernel')}, {many(others, 'region')} of torch, "
             f"{sum(r.us for r in ours):.4g} us, {sum(r.bytes for r in ours) / 1e6:.4g} MB, "
-            f"{sum(r.flops for r in ours) / 1e9:.4g} GFLOP (estimated), {self.peak / 1e6:.4g} MB held"
+            f"{sum(r.flops for r in ours) / 1e9:.4g} GFLOP "
+            f"(estimated{self.chip and f' for {self.chip}'}), {self.peak / 1e6:.4g} MB held"
         )
         if self.sizes:
             yield f"  sizes: {self.sizes}"
@@ -395,6 +400,7 @@ def _row(
         operations,
         us,
         lambda clock: measured(kernel.asked, region.device, clock),
+        lambda chip: _row(kernel, region, Price(chip), said, side),
         "\n".join(kernel.texts),
         kernel.sized.refused if kernel.sized else "",
         title=said or kernel.group.name,
@@ -414,14 +420,25 @@ def torch_row(
     return TorchRow(by, names(region.nodes), tuple(dict.fromkeys(reasons)), left, side)
 
 
-def report(compiled: Any, measure: bool = False) -> Report:
+def report(compiled: Any, measure: bool = False, target: Target | str | None = None) -> Report:
     """What a function or module of ``torch.compile(..., backend="transconv")`` or of ``optimize``
     became. ``str`` of it is a text, ``html()`` a page; ``graphs`` has the same as data. ``measure``: time
     every kernel on its device, on random data, and beside it torch.compile's own kernels for the same
-    operations, which have to be compiled for that; nothing is timed on a CPU. TypeError for what
-    torch.compile did not make."""
+    operations, which have to be compiled for that; nothing is timed on a CPU. ``target``: the chip of the
+    estimates, such as "sm_90"; default: the device, or an H100 where there is none. TypeError for what
+    torch.compile did not make, ScheduleError for an unknown chip."""
     chosen = getattr(getattr(compiled, "_compiled_call_impl", None), "optimization", None)
     graphs = tuple(g for made in found(compiled) for g in made.graphs)
+    if target is not None:
+        chip = target if isinstance(target, Target) else Target.parse(str(target))
+        graphs = tuple(
+            replace(
+                g,
+                chip=chip.name,
+                rows=tuple(r.on(chip) if isinstance(r, KernelRow) else r for r in g.rows),
+            )
+            for g in graphs
+        )
     timed = measure and torch.cuda.is_available()
     return Report(_measured(graphs, timing.Clock("cuda", 20.0)) if timed else graphs, chosen)
 
@@ -482,7 +499,7 @@ def found(compiled: Any) -> list[Made]:
     if not left:
         raise TypeError(
             f"expected what torch.compile or transconv.optimize returned, got {type(compiled).__name__}; "
-            'write report(torch.compile(model, backend="transconv"), x)'
+            'write compiled = torch.compile(model, backend="transconv"), call it, and report(compiled)'
         )
     calls: dict[int, Made] = {}
     like: set[int] = set()

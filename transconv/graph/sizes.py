@@ -6,8 +6,7 @@
 
 ``==`` means proven for all sizes. An order of sizes that no fact decides is that of the example, and is
 noted as an assumption: what is made is right for all sizes that meet the assumptions, and is made anew for
-others. No arithmetic gives a number of the example: for estimates ``like`` does.
-"""
+others. No arithmetic gives a number of the example: for estimates ``like`` does."""
 
 from __future__ import annotations
 

@@ -3,8 +3,7 @@
 For ``mode="max-autotune"`` the schedules that the estimate ranks first are timed on the GPU, those of the
 kernels first that take most of a call, within a time budget. The trials run in a process of their own
 (``transconv tune``), which sees the graph's GPU alone and keeps the fastest in the user's cache: a second
-process, or another model with the same kernels, starts with them.
-"""
+process, or another model with the same kernels, starts with them."""
 
 from __future__ import annotations
 

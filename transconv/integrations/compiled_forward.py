@@ -3,8 +3,7 @@
     compile_forward(module)      from now on its calls are compiled graphs
     restore_forward(module)      undoes it
 
-Class, state dict and hooks of the module stay; a copy of it compiles for itself.
-"""
+Class, state dict and hooks of the module stay; a copy of it compiles for itself."""
 
 from __future__ import annotations
 

@@ -7,8 +7,7 @@
 
 The pipeline and its models stay what they are: classes, state dicts, LoRA, tiling, slicing and offloading.
 Encoders and decoders of autoencoders and U-Nets become compiled graphs; elsewhere, as in a transformer's
-patches, the convolutions are exchanged.
-"""
+patches, the convolutions are exchanged."""
 
 from __future__ import annotations
 

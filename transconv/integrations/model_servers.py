@@ -9,8 +9,7 @@ they serve.
 Layers stay what they are: weights, names and loaders. vLLM instantiates a registered class in place of
 its own (``CustomOp.register_oot``), sglang replaces a method by a hook (``HookRegistry``). Where they
 run ``forward_native``, as vLLM with custom operations off and sglang under torch.compile, layers are
-theirs. Nothing is imported unasked.
-"""
+theirs. Nothing is imported unasked."""
 
 from __future__ import annotations
 
@@ -74,9 +73,8 @@ def register_sglang() -> None:
 
 
 def accelerate_autoencoder(model: nn.Module) -> list[str]:
-    """Compile the encoder and decoder of an autoencoder, in place; of one without such parts the
-    model. Returns the
-    names of what was compiled, "" for the model itself; ``compiled_forward.restore_forward`` undoes
-    each."""
+    """Compile the encoder and decoder of an autoencoder, in place; of one without such parts the model.
+    Returns the names of what was compiled, "" for the model itself; ``compiled_forward.restore_forward``
+    undoes each."""
     parts = {name: part for name in PARTS if isinstance(part := getattr(model, name, None), nn.Module)}
     return [name for name, part in (parts or {"": model}).items() if compile_forward(part)]

@@ -6,8 +6,7 @@
 
 The variable is nnU-Net's own, with folders of trainers. ``nnUNet_compile`` means what it means there: the
 network is a compiled graph, or with "f" its convolutions alone are transconv's. A checkpoint names the
-trainer that nnU-Net brings itself, so that it loads where transconv is not installed.
-"""
+trainer that nnU-Net brings itself, so that it loads where transconv is not installed."""
 
 from __future__ import annotations
 

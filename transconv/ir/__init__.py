@@ -1,8 +1,7 @@
 """The intermediate representation: immutable, interned, printable, independent of what is computed.
 
 In: nodes. Out: text, well-formedness rules, and their meaning in NumPy, which finds races and
-deadlocks. Knows: nothing above it.
-"""
+deadlocks. Knows: nothing above it."""
 
 from transconv.ir.dtype import DTYPES as DTYPES
 from transconv.ir.dtype import ELSEWHERE as ELSEWHERE

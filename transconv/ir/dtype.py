@@ -2,8 +2,7 @@
 
 A new type is a row here, and an entry in ``mma_dtypes`` of each chip whose matrix unit multiplies it.
 
-Tables of rows by name, and dicts derived from them that stay up to date.
-"""
+Tables of rows by name, and dicts derived from them that stay up to date."""
 
 from __future__ import annotations
 

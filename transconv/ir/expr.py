@@ -3,8 +3,7 @@
 An expression that mentions lanes is a tile. Its shape has the extents of the lanes, ordered by their
 ``axis``; operands are broadcast along lanes that they do not mention.
 
-Converts Python's and NumPy's scalars to constants of expressions.
-"""
+Converts Python's and NumPy's scalars to constants of expressions."""
 
 from __future__ import annotations
 
@@ -191,8 +190,7 @@ class Lane(Expr):
 
     ``axis`` orders the dimensions of a tile: batch lanes first, then M, K, N, so that ``a[m, k]``,
     ``b[k, n]`` and ``acc[m, n]`` have the shapes that a matrix unit takes. ``kind`` of the axes that the
-    lane runs along: B, M, N or K; empty if it has none.
-    """
+    lane runs along: B, M, N or K; empty if it has none."""
 
     name: str
     extent: int

@@ -105,9 +105,8 @@ def _from_sizes(text: str, body: str, letters: str | None) -> tuple[int, list[Tr
     missing = set(range(len(letters))) - set(dims)
     if missing:
         raise LayoutError(
-            f"layout '{text}' has no block of "
-            f"{' '.join(letters[d] for d in sorted(missing))}; expected every dim of "
-            f"{letters}"
+            f"layout '{text}' has no block of {' '.join(letters[d] for d in sorted(missing))}; expected "
+            f"every dim of {letters}"
         )
     sizes = [int(size) for size, _, _ in items]
     strides = [int(stride) for _, _, stride in items] if "@" in body else _packed(sizes)
@@ -153,9 +152,8 @@ def _from_tag(
     for d in capitals ^ split:
         wanted = f"{letters[d]} with no block" if d in capitals else f"{letters[d].upper()}"
         raise LayoutError(
-            f"layout '{text}' splits {letters[d]} in one place only; "
-            f"expected {wanted}, because capitals are dims that have inner blocks"
-            f"{'' if inner else f'; did you mean {text.lower()}?'}"
+            f"layout '{text}' splits {letters[d]} in one place only; expected {wanted}, because capitals "
+            f"are dims that have inner blocks{'' if inner else f'; did you mean {text.lower()}?'}"
         )
     if any(size < 1 for _, size in inner):
         raise LayoutError(f"layout '{text}' has a block of size 0; expected at least 1")
@@ -255,8 +253,7 @@ class Layout(Node):
 
     The sizes of a dimension's blocks multiply to its (padded) extent. Strides and offset count
     elements. ``str()`` prints sizes with a letter per dimension (``4a2b7c7d32a32b``); ``parse`` reads
-    that, and also ``nhwc``, ``nChw16c``, ``aBcd16b``, ``N(C/4)HW4`` and strides.
-    """
+    that, and also ``nhwc``, ``nChw16c``, ``aBcd16b``, ``N(C/4)HW4`` and strides."""
 
     dtype: DType
     ndims: int
@@ -289,10 +286,9 @@ class Layout(Node):
     def parse(
         text: str, dtype: DType, shape: Sequence[int] | None = None, letters: str | None = None
     ) -> Layout:
-        """Read any text form. ``letters`` names the dimensions in order (``nchw``); without it the
-        letters of the text decide between ``abcdef``, activations and weights. ``shape`` is needed
-        where the text has no sizes; a blocked dimension is padded up to its block. Raises
-        LayoutError, one line."""
+        """Read any text form. ``letters`` names the dimensions in order (``nchw``); without it the letters
+        of the text decide between ``abcdef``, activations and weights. ``shape`` is needed where the text
+        has no sizes; a blocked dimension is padded up to its block. Raises LayoutError, one line."""
         ndims, blocks, offset = parse_blocks(text, shape, letters)
         return Layout(dtype, ndims, tuple(LayoutBlock(*b) for b in blocks), offset)
 

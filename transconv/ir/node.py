@@ -3,8 +3,7 @@
 Every IR class is a small frozen, slotted dataclass made by ``@node``. Building a node that already
 exists returns the existing one, so structural equality is ``a is b`` (``a.is_equal(b)`` says the
 same in words) and passes see "nothing changed" as identity. Children are found by reflection over
-the fields, so walking, substitution and printing are written once (see ``visit.py``).
-"""
+the fields, so walking, substitution and printing are written once (see ``visit.py``)."""
 
 from __future__ import annotations
 
@@ -161,8 +160,7 @@ N = TypeVar("N", bound=type)
 def node(cls: N) -> N:
     """Make a class an interned IR node: frozen, slotted, compared by identity.
 
-    ``repr`` of a node is Python that rebuilds it where the names of ``transconv.ir`` are visible.
-    """
+    ``repr`` of a node is Python that rebuilds it where the names of ``transconv.ir`` are visible."""
     return dataclass(frozen=True, slots=True, eq=False)(cls)  # type: ignore[return-value]
 
 

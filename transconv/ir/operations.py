@@ -1,6 +1,5 @@
 """Expressions without a Python operator: selections, casts, calls, equality and extrema; masks as lists of
-conditions, sums as lists of addends; and what removes, adds or renames lanes of a tile.
-"""
+conditions, sums as lists of addends; and what removes, adds or renames lanes of a tile."""
 
 from __future__ import annotations
 

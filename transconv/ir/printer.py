@@ -14,8 +14,7 @@ alone has no header.
         piece ring = [m[0:8], n[0:64]] of 0                the same in slots of ring, and which box
 
 ``readable`` has parentheses only where precedence needs them: ``((qh * 2) + 0) + 1`` is ``qh*2 + 1``. Its
-spelling is Python's, with ``and`` and ``or`` instead of ``&`` and ``|``.
-"""
+spelling is Python's, with ``and`` and ``or`` instead of ``&`` and ``|``."""
 
 from __future__ import annotations
 

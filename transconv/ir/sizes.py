@@ -3,8 +3,7 @@
     N=8 in 1..64, W=56 in 1..4096, C=64 in 1..1024, C % 8 == 0
 
 A name has a range and an example. Schedules are chosen for the examples; a kernel is correct for all
-sizes that meet the requirements. ``Kernel.at`` gives the kernel for given numbers.
-"""
+sizes that meet the requirements. ``Kernel.at`` gives the kernel for given numbers."""
 
 from __future__ import annotations
 

@@ -64,8 +64,7 @@ class For(Stmt):
     ``stages``: how many iterations' loads the software pipeline keeps in flight (0: the compiler decides).
     ``programs``: the number of persistent programs that share a grid (0: one program an iteration).
     ``until``: an end that is at most ``stop``, of a serial loop or of one over a size that is an argument.
-    ``side``: the kind of the axes that a tile loop runs along, B, M, N or K; empty for other loops.
-    """
+    ``side``: the kind of the axes that a tile loop runs along, B, M, N or K; empty for other loops."""
 
     var: Var
     stop: int
@@ -120,8 +119,7 @@ class Store(Stmt):
 class BoxStore(Stmt):
     """Write a tile into a tensor in one piece; elements outside the tensor are dropped.
 
-    ``corner``, ``within`` and ``extents`` as in ``BoxLoad``.
-    """
+    ``corner``, ``within`` and ``extents`` as in ``BoxLoad``."""
 
     tensor: Tensor
     corner: tuple[Expr, ...]

@@ -3,8 +3,7 @@
 A view does not exist in memory. It has one coordinate expression and one mask per dimension of the
 tensor; an element whose mask is false is read as 0 and is never written.
 
-Expressions that read memory: element by element, or in boxes that TMA loads.
-"""
+Expressions that read memory: element by element, or in boxes that TMA loads."""
 
 from __future__ import annotations
 
@@ -187,8 +186,7 @@ class BoxLoad(MemoryRead):
 
     One entry per dimension: ``corner`` is where the box begins (the same for all lanes), ``within`` the
     position of each lane relative to the corner, in steps of ``tensor.every``, ``extents`` the size of the
-    box. Elements outside the tensor are 0; the others are rounded to ``tensor.near`` if that is set.
-    """
+    box. Elements outside the tensor are 0; the others are rounded to ``tensor.near`` if that is set."""
 
     tensor: Tensor
     corner: tuple[Expr, ...]

@@ -56,8 +56,7 @@ class Mutator:
     """Rebuild a tree bottom-up: ``mutate_X`` returns what a node of class X becomes.
 
     A node under which nothing changed is returned as it is. A method that returns None removes the
-    statement; one that returns a ``Seq`` splices it into the surrounding sequence.
-    """
+    statement; one that returns a ``Seq`` splices it into the surrounding sequence."""
 
     def mutate(self, at: Node) -> Any:
         """The result of the method of the node's class, or of ``generic`` if there is none."""
@@ -205,8 +204,7 @@ _NONE: frozenset[Var] = frozenset()
 def lanes_of(e: Expr, scope: Mapping[Var, tuple[Lane, ...]] | None = None) -> tuple[Lane, ...]:
     """The lanes of a tile expression, in the order of its dimensions.
 
-    ``scope`` gives the lanes of variables; a variable that is not in it is a scalar.
-    """
+    ``scope`` gives the lanes of variables; a variable that is not in it is a scalar."""
     found = _own_lanes(e)
     if found is None:
         found = _lanes_below_reductions(e, scope or {})

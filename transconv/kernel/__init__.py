@@ -1,8 +1,11 @@
 """Kernels written in Python: NumPy on the tiles of a group, with masks that travel with the values.
 
 In: a Python function, a group, arrays. Out: a kernel of the IR, its Triton text, its launch. Knows: the
-passes, emitters and launches below it, nothing of convolutions.
-"""
+passes, emitters and launches below it, nothing of convolutions."""
+
+import sys
+from types import ModuleType
+from typing import NoReturn
 
 from transconv.kernel.annotations import Buffer, Constant, Group, Tunable, symbols
 from transconv.kernel.decorator import KernelDecorator, KernelFunction, kernel
@@ -43,3 +46,13 @@ __all__ = [
     "symbols",
     "uniform",
 ]
+
+
+class _Room(ModuleType):
+    def __call__(self, *given: object, **named: object) -> NoReturn:
+        raise TypeError(
+            "transconv.kernel is a module; expected its decorator: from transconv.kernel import kernel"
+        )
+
+
+sys.modules[__name__].__class__ = _Room

@@ -9,8 +9,7 @@ tuned), and groups: how the work of a launch is divided, by the simulator and th
         ...
 
 A symbol is bound by the first array that has it as a size; all others have to agree, which a call
-checks before anything is launched. Numbers in an annotation are constants of the compiled kernel.
-"""
+checks before anything is launched. Numbers in an annotation are constants of the compiled kernel."""
 
 from __future__ import annotations
 
@@ -251,8 +250,7 @@ class Group:
     by 32 along the last two dimensions, not beyond the work. ``subgroup_size_hint``: the items of a
     sub-group; chips have one size, which ``explain`` reports. ``warps_hint``: the warps of a group;
     ``stages_hint``: how many iterations' loads of a loop are in flight. Sizes may be given as one number.
-    Raises KernelError for sizes below 1 (of the work: below 0).
-    """
+    Raises KernelError for sizes below 1 (of the work: below 0)."""
 
     work_shape: tuple[int, ...] | int
     group_shape_hint: tuple[int, ...] | int | None = None

@@ -2,8 +2,7 @@
 
 One compiled kernel for each kind of arguments is kept in the process. The first call with such
 arguments looks at everything. Later ones compare types, shapes, strides and devices, and whether arrays
-share memory, and start the compiled kernel for these sizes directly.
-"""
+share memory, and start the compiled kernel for these sizes directly."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from types import ModuleType
-from typing import Any, overload
+from typing import Any, NoReturn, overload
 
 import numpy as np
 
@@ -332,8 +331,7 @@ class KernelFunction(KernelDeclaration):
     without it a call raises KernelError. One compiled kernel serves all sizes of equal divisors; sizes
     that the function needs to know, types and strides belong to it, floats do not. ``precision``: of
     products of float32; ``results``: parameters that calls may leave out, which are allocated then, and
-    returned.
-    """
+    returned."""
 
     def __init__(self, function: Callable[..., Any], *given: Any, **named: Any) -> None:
         functools.update_wrapper(self, function)
@@ -345,6 +343,12 @@ class KernelFunction(KernelDeclaration):
 
     def __call__(self, *args: Any, **words: Any) -> Any:
         return self._launches(args, words)
+
+    def __getitem__(self, grid: object) -> NoReturn:
+        call = f"{self.source.name}(Group(work_shape=...), {', '.join(self.source.parameters[1:])})"
+        raise TypeError(
+            f"{self.source.name}[{grid}]: a launch's grid follows from the group; expected {call}"
+        )
 
     def parametrize(self, **values: int) -> KernelFunction:
         """The kernel with other values of its tunable numbers. Raises KernelError for other names."""
@@ -437,8 +441,7 @@ class KernelDecorator:
     ``tf32x3`` (the matrix unit). ``@kernel(work_shape=(H, W), group_shape=(16, 64))``: the group follows
     from symbols that annotations bind, and calls have none. ``@kernel(results="Y")``, or several names, or
     ``{"Y": np.int32}``: parameters that calls may leave out; they are allocated, of the type of the first
-    array where none is said, and returned. ``@kernel.func`` makes a function that kernels may call.
-    """
+    array where none is said, and returned. ``@kernel.func`` makes a function that kernels may call."""
 
     func = staticmethod(func)
     intrinsic = staticmethod(intrinsic)

@@ -14,8 +14,7 @@ An intrinsic decides by the types of the arguments what a call becomes:
         return None                                     the body of fast_exp2 is taken
 
 Also additions to elements of an array that no other one comes between, and random numbers from a place
-and a seed: nothing is stored, and every engine has the same.
-"""
+and a seed: nothing is stored, and every engine has the same."""
 
 from __future__ import annotations
 
@@ -225,8 +224,7 @@ def func(function: Any = None, *, scope: Scope | None = None, inline: bool = Tru
     ``@kernel.func(inline=False)``: a function of Triton of its own, of element-wise operations alone.
 
     ``@kernel.func(silu, scope=WorkItem)`` makes the body of ``silu`` for one scope, WorkGroup, SubGroup or
-    WorkItem; its first parameter is the group, sub-group or work-item, which calls leave out.
-    """
+    WorkItem; its first parameter is the group, sub-group or work-item, which calls leave out."""
     if scope is not None and not isinstance(scope, Scope):
         raise KernelError(f"scope={scope!r}; expected WorkGroup, SubGroup or WorkItem")
     if scope is None and function is not None:
@@ -249,8 +247,7 @@ def intrinsic(function: Any, *, scope: Scope | None = None) -> Callable[[Callabl
     parameter ``chip``. It returns a function of a ``Builder`` and the arguments, or None; then the next
     intrinsic is asked, and at last the body of ``function`` is read. The simulator executes that body.
 
-    ``scope``: the scope that it is for; by default every one.
-    """
+    ``scope``: the scope that it is for; by default every one."""
     if scope is not None and not isinstance(scope, Scope):
         raise KernelError(f"scope={scope!r}; expected WorkGroup, SubGroup or WorkItem")
     family = family_for(function)

@@ -2,8 +2,7 @@
 simulator.
 
 A row has NumPy's functions, their meaning in NumPy, the expression of the IR (that of the row of
-``compute.OPS`` where there is one), and how the type of the result follows from those of the operands.
-"""
+``compute.OPS`` where there is one), and how the type of the result follows from those of the operands."""
 
 from __future__ import annotations
 
@@ -78,8 +77,7 @@ def _rest_of_floats(a: ir.Expr, b: ir.Expr) -> ir.Expr:
 
 
 def _quotient_of_floats(a: ir.Expr, b: ir.Expr) -> ir.Expr:
-    """NumPy's: the integer nearest to the quotient of what is divided without a rest, the lower of
-    two."""
+    """NumPy's: the integer nearest to the quotient of what is divided without a rest, the lower of two."""
     left, less = _rest(a, b)
     one, zero = _const(1.0, left), _const(0.0, left)
     whole = a - left  # by a division that rounds once: chips' own division of f32 is off by two units

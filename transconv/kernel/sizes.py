@@ -5,8 +5,7 @@
     @kernel(work_shape=(H, W))
     def added(group, X: Buffer[H, W], row: Buffer[W], Y: Buffer[H, W]): ...
 
-The same as ``H, W = symbols("H W")``.
-"""
+The same as ``H, W = symbols("H W")``."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """The compiler: passes from kernel to kernel, in the order of one tuple.
 
-In: a computation and a schedule. Out: the kernel after every pass. Knows: IR, simplifier, schedule.
-"""
+In: a computation and a schedule. Out: the kernel after every pass. Knows: IR, simplifier, schedule."""
 
 from transconv.passes.footprints import told_addresses as told_addresses
 from transconv.passes.lowering.gridwise import STEP as STEP

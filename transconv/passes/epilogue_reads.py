@@ -26,8 +26,7 @@ Loads of an epilogue that do not wait for it, in the consumers of warp-specializ
         let y = (acc + b) * (1 / q)                       let y = (acc + b) * i
 
 What is the same for all tiles is loaded once. Vectors along a side of the tile are loaded before its sum,
-as far as a thread has registers for them beside its sums.
-"""
+as far as a thread has registers for them beside its sums."""
 
 from __future__ import annotations
 

@@ -18,8 +18,7 @@ and lanes, and of what divides these, whose ranges are known. Rules, in the orde
 ``cases``   one of these does where a condition holds that the offset depends on, and where it does not
 ==========  ================================================================================
 
-Where sizes are arguments of a kernel, the proof is for all sizes that meet its requirements.
-"""
+Where sizes are arguments of a kernel, the proof is for all sizes that meet its requirements."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """The compiler's pipeline: the kernel of a computation and a schedule after each pass.
 
 ``STAGES`` lists all stages in order, from the problem to the text. ``lower`` runs those from ``naive`` to
-``roles``; each pass is a function from kernel to kernel in a file of its own.
-"""
+``roles``; each pass is a function from kernel to kernel in a file of its own."""
 
 from __future__ import annotations
 
@@ -282,8 +281,7 @@ def lower(
 
     Raises ScheduleError for a schedule that is not legal, for an axis with such a name, and if an access
     without a mask is not proved to be inside of its tensor. With TRANSCONV_VERIFY=1 the kernel is verified
-    after each pass, and all accesses of the last one are; raises VerifyError.
-    """
+    after each pass, and all accesses of the last one are; raises VerifyError."""
     if reason := why_not(schedule, compute, target):
         raise ScheduleError(f"{schedule}: {reason}")
     context = Context(Scheduled(compute, schedule, target), precision)
@@ -336,10 +334,9 @@ def _apart(compute: Compute, schedule: Schedule, names: frozenset[str]) -> Compu
 def finish(
     kernel: Kernel, target: Target, switches: Mapping[str, bool] | None = None
 ) -> list[tuple[str, Kernel]]:
-    """The stages of a kernel that was written by hand, at the level of lanes: as it is, then
-    after each pass that needs no schedule. It is verified before, at the end with the addresses of
-    accesses that have no mask, and with TRANSCONV_VERIFY=1 after each pass with all addresses; raises
-    VerifyError."""
+    """The stages of a kernel that was written by hand, at the level of lanes: as it is, then after each
+    pass that needs no schedule. It is verified before, at the end with the addresses of accesses that have
+    no mask, and with TRANSCONV_VERIFY=1 after each pass with all addresses; raises VerifyError."""
     context, runs, level = Context(None, chip=target), running(switches), levels()
     verify(kernel, WRITTEN, "the source")
     made = [("written", kernel)]

@@ -16,8 +16,7 @@ Steps of the sum may share boxes (``slide=``, see schedule/tiles/boxes.py):
         dot(acc, a, b)                                   dot_async(acc, rows 2..9 of A, B[2])
 
 A slot of a ring then has the boxes of a group of steps: those of all rows that its steps read, below one
-another, or the boxes of the steps one after another.
-"""
+another, or the boxes of the steps one after another."""
 
 from __future__ import annotations
 

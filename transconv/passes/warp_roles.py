@@ -68,8 +68,7 @@ While the matrix unit makes one part of a sum, the part before it is added to ``
 take no time of their own. At the end of a pair all products have ended: where products run across the end
 of an iteration, ptxas does not see which registers they still write, and waits after each instruction (its
 warning C7514). A part is one step of the sum, or as many as 128 products have. The steps that are left
-behind the last pair are parts that nothing runs beside.
-"""
+behind the last pair are parts that nothing runs beside."""
 
 from __future__ import annotations
 

@@ -3,8 +3,7 @@ as ranges; cells in the colours of their phases, what is outside of the tensor h
 
 A tile is the positions of every axis that the first program of a kernel handles. Everything is evaluated
 from the coordinates and masks of the computation's views. An element has a phase where the coordinate
-moves by more than one for each step of an axis of the result: stride phases.
-"""
+moves by more than one for each step of an axis of the result: stride phases."""
 
 from __future__ import annotations
 

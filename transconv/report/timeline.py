@@ -4,8 +4,7 @@ row for each role and for each slot of the buffers; and what the buffers take of
 The statements of each role are executed in order, with a clock; counters and conditions are evaluated,
 tiles are not. A role goes on when the barrier that it waits for completes. How long copies, products and
 stores take follows from their bytes and the rates that the estimate uses, so the order is the kernel's own
-and the lengths are estimates.
-"""
+and the lengths are estimates."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Plans: the launches that answer a workload, kept once per process, and checked when new.
 
-In: a workload, a target. Out: a plan whose first result was checked. Knows: everything below.
-"""
+In: a workload, a target. Out: a plan whose first result was checked. Knows: everything below."""
 
 from transconv.backend_triton import torch_internals as torch_internals
 from transconv.runtime.cache_bundle import info as info

@@ -30,8 +30,7 @@ def compile(
 
     ``target``: a chip (``sm_90``), default this machine's, or Triton's interpreter without a
     GPU; ``schedule``: default the best estimate. Raises ComputeError for a text that cannot be read,
-    ScheduleError for a schedule that is not legal, TypeError for what is neither text nor of its class.
-    """
+    ScheduleError for a schedule that is not legal, TypeError for what is neither text nor of its class."""
     made = parse(compute) if isinstance(compute, str) else _of(Compute, compute, "compute")
     return build_compute(made, _target(target), _schedule(schedule))
 

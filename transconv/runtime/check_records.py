@@ -2,8 +2,7 @@
 much memory a thread needs for values that have no register.
 
 Verdicts are in memory and on the disk (see ``support/records.py``). An unreadable record, or one of
-another version of Triton, is no verdict. A record on disk that a kernel is wrong is never overwritten.
-"""
+another version of Triton, is no verdict. A record on disk that a kernel is wrong is never overwritten."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 ``passes/pipeline.py`` lowers one computation; ``steps.py`` lists the computations of a workload and makes
 a launch of each. Here they become a plan (``plans.py``): ``build`` takes for each step the best kernel
-that is not known to be wrong, and ``plan`` caches the result.
-"""
+that is not known to be wrong, and ``plan`` caches the result."""
 
 from __future__ import annotations
 
@@ -52,8 +51,7 @@ def build(
 
     Without a schedule, each kernel is the best that is not known to be wrong, or that of ``choose``.
     ``deterministic``: results have the same bits in every run. Raises ScheduleError if the given schedule
-    is not legal, Unsupported if no kernel is left.
-    """
+    is not legal, Unsupported if no kernel is left."""
     started = time.perf_counter()
     shelf = _Shelf(workload, deterministic)
     pick, mains = choose or shelf.choose, list[tuple[Compute, Schedule]]()

@@ -6,8 +6,7 @@ processes read from disk; a kernel known to be wrong is never chosen again, and 
 replaces it.
 
 This does not catch an illegal memory access: after one, the process cannot use the device, and there is no
-result to check.
-"""
+result to check."""
 
 from __future__ import annotations
 
@@ -126,8 +125,7 @@ def run(plan: Made, tensors: Tensors, judge: Judge = by_samples) -> Made:
     without a check.
 
     Raises Unsupported("miscompiled") if ``MOST_REJECTED`` plans are wrong, or the first one if the caller
-    gave its schedule.
-    """
+    gave its schedule."""
     aligned, device = is_aligned(tensors), _device(tensors)
     for _ in range(MOST_REJECTED + check_records.MOST_SPILT):
         if is_trusted(plan, aligned) or is_capturing(device):

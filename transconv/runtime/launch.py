@@ -9,8 +9,7 @@ Tensors, and floats that kernels take themselves, come in the order of the workl
 stores. They may have any shape whose memory is what the workload says: sizes are not looked at again.
 
 A plan is split in two, the copies of one tensor, which depend on nothing else, and the rest, which takes
-their results as additional tensors: one that does not change between calls is copied only once.
-"""
+their results as additional tensors: one that does not change between calls is copied only once."""
 
 from __future__ import annotations
 

@@ -4,8 +4,7 @@ Choosing schedules and running the passes take most of the time of a start. A re
 need, so that neither is done again; the kernels' IR is made again only when it is asked for. A record's
 key is a digest of all that the plan depends on, including this package's files. Its texts are executed:
 records are sealed with a key of the user's (``support/records.py``), and each field is judged as it is
-read. What a record says is compared with what the passes make in ``compilation/batch_compile.py``.
-"""
+read. What a record says is compared with what the passes make in ``compilation/batch_compile.py``."""
 
 from __future__ import annotations
 

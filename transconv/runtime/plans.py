@@ -381,8 +381,7 @@ class Plan:
 
         None before the first launch on the device with tensors of this alignment (``aligned``: at
         multiples of 16 bytes), and if sizes are arguments and none are given (``at``). The device must be
-        the current one.
-        """
+        the current one."""
         if self.required is not None and not self.sizes:
             return None
         at = self.starter_at(device, aligned, names, spaces)

@@ -1,8 +1,7 @@
 """The registry of one kind of call: plans whose sizes are arguments, one of which is chosen for each size.
 
 A plan's requirements say which sizes it is for; of those that a size meets, the one that the cost model
-estimates to be the fastest for it is taken. A new size makes no other kernel.
-"""
+estimates to be the fastest for it is taken. A new size makes no other kernel."""
 
 from __future__ import annotations
 

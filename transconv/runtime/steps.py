@@ -3,8 +3,7 @@ compiled form; and the estimated microseconds of all its launches, with the sche
 
 Decisions of a graph compare hundreds of estimates, and each has a thousand schedules ranked. Processes
 make them, and leave them on disk, where this process and later ones find them; a record's key is a digest
-of all that the choice of schedules depends on.
-"""
+of all that the choice of schedules depends on."""
 
 from __future__ import annotations
 

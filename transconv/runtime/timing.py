@@ -1,11 +1,9 @@
 """Timing of calls on the GPU: medians, cold caches, CUDA graphs for short kernels.
 
-Long calls are timed one by one with events, the second-level cache overwritten before each. Calls
-under ``GRAPH_US``, and near ones that are compared with them, are captured into a CUDA graph, many in a
-row, each on another set of tensors, so that neither launch gaps nor a warm cache are measured (sets are
-limited to ``SETS``: problems of less than a megabyte or two stay warm, on every side of a comparison
-alike).
-"""
+Long calls are timed one by one with events, the second-level cache overwritten before each. Calls under
+``GRAPH_US``, and near ones that are compared with them, are captured into a CUDA graph, many in a row,
+each on another set of tensors, so that neither launch gaps nor a warm cache are measured (sets are limited
+to ``SETS``: problems of less than a megabyte or two stay warm, on every side of a comparison alike)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """How a computation becomes a kernel: one line of blocks and words, and when it is legal.
 
-In: a computation, a target, a schedule. Out: None, or why not in a sentence. Knows: compute, target.
-"""
+In: a computation, a target, a schedule. Out: None, or why not in a sentence. Knows: compute, target."""
 
 from transconv.schedule.counts import LONGEST as LONGEST
 from transconv.schedule.counts import QUAD as QUAD
@@ -84,4 +83,3 @@ from transconv.schedule.words import registered_words as registered_words
 from transconv.schedule.words import with_letter as with_letter
 from transconv.schedule.words import without as without
 from transconv.schedule.words import words as words
-from transconv.schedule.words import words_table as words_table

@@ -1,7 +1,6 @@
 """Counts of a schedule and a computation: tiles, steps and programs.
 
-The computation is ``Scheduled.main``, or ``grouped``.
-"""
+The computation is ``Scheduled.main``, or ``grouped``."""
 
 from __future__ import annotations
 

@@ -4,8 +4,7 @@ First the value of each word is checked, then the rules, in the order of ``ASKED
 those before it. Rules of single words are in word_rules.py; rules about blocks, about several words and
 about parts of statistics (tiles/partial_results.py) are here, and those of the words ``a b c``, ``via``,
 ``consumers``, ``transposers`` and ``keep``: which TMA boxes are legal, and which warp-specialized kernels,
-whose operands are always boxes.
-"""
+whose operands are always boxes."""
 
 from __future__ import annotations
 
@@ -145,9 +144,8 @@ def _any_box(c: Schedule, compute: Compute, target: Target) -> str | None:
         )
     if c.split_k > 1 and ends and c.programs:
         return (
-            f"split_k={c.split_k} divides a sum that ends at an argument, into parts that may be "
-            f"empty, after which the next one of a program (programs={c.programs}) would meet a full "
-            "ring"
+            f"split_k={c.split_k} divides a sum that ends at an argument, into parts that may be empty, "
+            f"after which the next one of a program (programs={c.programs}) would meet a full ring"
         )
     if c.split_k > 1 and counts.k_steps(c, compute) % c.split_k and c.via == "tl":
         return f"split_k={c.split_k} does not divide the {counts.k_steps(c, compute)} steps of the sum"

@@ -5,8 +5,7 @@
 A block is an ordered group of fused axes and an extent: how many of their positions one program (or one
 step of the sum) handles. Axes without a block have extent 1: M, N and B positions are separate programs, K
 positions separate steps. ``Schedule.parse(str(c)) == c``. words.py, and ``transconv words``,
-give the meaning and the values of each word; legality.py says which schedules are legal.
-"""
+give the meaning and the values of each word; legality.py says which schedules are legal."""
 
 from __future__ import annotations
 

@@ -3,8 +3,7 @@
 words.py refers to them; legality.py has their order, first checks the value of each word, and
 has the rules of boxes and explicit kernels.
 
-Which schedules may have steps that share boxes (``slide=``, see tiles/boxes.py).
-"""
+Which schedules may have steps that share boxes (``slide=``, see tiles/boxes.py)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """The words of a schedule: one table, a row for each, in the order in which they are printed.
 
 The package's words are the rows of ``WORDS``; ``register_word`` adds others, in this process. ``words()``
-has all of them. When the package's words are legal is said in legality.py.
-"""
+has all of them. When the package's words are legal is said in legality.py."""
 
 from __future__ import annotations
 
@@ -105,8 +104,7 @@ class Word:
         """The value of a text. Raises ValueError with the reason.
 
         ``refuses`` checks the range of numbers later, so that the text of an older version can be read,
-        and is refused with a reason when it is used.
-        """
+        and is refused with a reason when it is used."""
         if self.kind is int:
             if not re.fullmatch("-?[0-9]+", text):
                 raise ValueError(f"{self.name}={text}, expected a whole number")
@@ -409,23 +407,3 @@ def words() -> tuple[Word, ...]:
 def registered_words() -> tuple[Word, ...]:
     """The registered words."""
     return words()[len(WORDS) :]
-
-
-def words_table() -> str:
-    """All words as a Markdown table, for the documentation."""
-    rows = [
-        "| word | values | default | says |",
-        "|---|---|---|---|",
-        "| `n.h.w:128` | axes and an extent | | A block: fused axes, and how many of their "
-        "positions make one tile; axes of a sum make its steps. |",
-    ]
-    for word in words():
-        values = (
-            " ".join(f"`{v}`" for v in word.values if v != "")
-            if isinstance(word.values, tuple)
-            else word.expected
-        )
-        name = word.name if word.name == "unit" else f"{word.name}="
-        default = f"`{word.default}`" if word.default != "" else ""
-        rows.append(f"| `{name}` | {values} | {default} | {word.says} |")
-    return "\n".join(rows)

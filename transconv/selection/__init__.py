@@ -1,7 +1,6 @@
 """Which schedule a computation gets: proposals, estimates, tuned rows and the nearest tuned problems.
 
-In: a computation of a workload, a target. Out: schedules, best first, and why. Knows: cost, schedule.
-"""
+In: a computation of a workload, a target. Out: schedules, best first, and why. Knows: cost, schedule."""
 
 from transconv.selection.candidates import HELD, Listed, completed, estimated, shortlist, spread, stamp
 from transconv.selection.choice import schedule_of_user

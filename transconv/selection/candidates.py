@@ -16,8 +16,7 @@ the best estimate among those that satisfy its words.
 
 A computation without a product has one kernel, or several with its rows split into parts, if there are too
 few rows to fill the chip, or if registers do not hold a row, and the estimate says that several are
-faster.
-"""
+faster."""
 
 from __future__ import annotations
 

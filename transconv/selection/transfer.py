@@ -1,8 +1,7 @@
 """The transfer of schedules from one computation to another: its axes, its sizes, its stride phase; and
 the tuned rows whose workloads are nearest, with distances.
 
-In: a schedule of a database's row, or of a user. Out: those that correspond to it here.
-"""
+In: a schedule of a database's row, or of a user. Out: those that correspond to it here."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Simplification and proofs over index and mask expressions.
 
 In: an expression and what is known of its variables. Out: a shorter one, a range, a proof or None.
-Knows: the IR.
-"""
+Knows: the IR."""
 
 from transconv.simplify.facts import Facts, facts_of
 from transconv.simplify.fixpoint import one_value, prove, reason, simplify, witnessed

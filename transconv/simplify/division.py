@@ -112,8 +112,7 @@ def _reduced(p: Polynomial, c: int, facts: Facts) -> Polynomial:
     """A polynomial equal to p modulo c: without multiples of c and without inner ``% (n*c)``.
 
     Only coefficients that are 1 modulo c become 1. Others stay, because ``x // c`` often uses the same
-    sum.
-    """
+    sum."""
     total = Polynomial.number(p.const % c)
     for mono, k in p.terms:
         if k * math.prod(multiple_of(a, facts) for a in mono) % c == 0:
@@ -195,8 +194,7 @@ def collect(p: Polynomial, facts: Facts, again: Again) -> Polynomial:
     """Apply identities between ``//`` and ``%`` to a sum, while they make it cheaper.
 
     k*b*(y // b) + k*(y % b) -> k*y        y - (y // b)*b -> y % b        y - y % b -> (y // b)*b
-    (y // a % b)*a + y % a -> y % (a*b)
-    """
+    (y // a % b)*a + y % a -> y % (a*b)"""
     lighter = True
     while lighter:
         lighter = False

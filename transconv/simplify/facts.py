@@ -20,8 +20,7 @@ class Facts:
     """An immutable set of facts; ``with_range``, ``assume`` and ``with_multiple`` return larger sets.
 
     The range ``0 .. extent - 1`` of a lane need not be stated. Analyses cache their results here, in
-    dicts keyed by node.
-    """
+    dicts keyed by node."""
 
     __slots__ = (
         "_false",

@@ -4,8 +4,7 @@ The rules are one function for each kind of node. A rule takes a node whose chil
 returns an equal expression, which the caller simplifies again, or the node itself if no case applies.
 ``again`` simplifies an expression that a rule builds to decide.
 
-``reason`` says why a condition holds, in words: the facts that a proof rests on, with numbers.
-"""
+``reason`` says why a condition holds, in words: the facts that a proof rests on, with numbers."""
 
 from __future__ import annotations
 
@@ -66,8 +65,7 @@ def simplify(e: ir.Expr, facts: Facts = NO_FACTS) -> ir.Expr:
 
     Equal for all values that the facts allow, except where a divisor is 0. Division rounds down.
     Positions are unbounded integers; arithmetic of other integers wraps around and is not rearranged,
-    nor are floats reassociated. The result simplifies to itself, and has no more operations than ``e``.
-    """
+    nor are floats reassociated. The result simplifies to itself, and has no more operations than ``e``."""
     if facts.simple.get(e) is e:  # most of what is asked for
         return e
     facts.forget_if_large(MAX_REMEMBERED)
@@ -197,8 +195,7 @@ def _logic(e: ir.Logic, facts: Facts) -> ir.Expr:
 
     In a conjunction each part is simplified under the assumption that the others hold. A part that is
     then true is dropped; one that is false makes the conjunction false. A disjunction is the dual.
-    Two bounds that leave one value become an equality (see ``one_value``).
-    """
+    Two bounds that leave one value become an equality (see ``one_value``)."""
     kind, unit, zero = (ir.And, ir.TRUE, ir.FALSE) if isinstance(e, ir.And) else (ir.Or, ir.FALSE, ir.TRUE)
     parts: dict[ir.Expr, None] = {}
     for part in _flat(e, kind):
@@ -228,8 +225,7 @@ def _logic(e: ir.Logic, facts: Facts) -> ir.Expr:
 def one_value(e: ir.Expr, facts: Facts = NO_FACTS) -> ir.Expr:
     """A conjunction with ``x == c`` instead of bounds that leave one value, ``(c <= x) & (x < c + 1)``.
 
-    The LLVM of Triton 3.6 folds such a pair to false if x is a sum of remainders.
-    """
+    The LLVM of Triton 3.6 folds such a pair to false if x is a sum of remainders."""
     parts = ir.conjuncts(e)
     for low, high in permutations(parts, 2):
         if (equation := both_bounds(low, high, facts)) is not None:

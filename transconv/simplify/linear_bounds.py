@@ -13,8 +13,7 @@ An offset into an array whose extents are sizes is a position of mixed radix, an
 time: divided by the strides, it leaves coordinates whose products with sizes are few (``is_inside``).
 
 Source of the method: C. E. Lemke, The dual method of solving the linear programming problem (1954); that a
-bound on linear inequalities always has such multipliers is Farkas' lemma.
-"""
+bound on linear inequalities always has such multipliers is Farkas' lemma."""
 
 from __future__ import annotations
 

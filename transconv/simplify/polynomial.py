@@ -2,8 +2,7 @@
 
 An integer expression is a sum of monomials over *atoms*: nodes other than ``+ - *``, unary minus and
 constants, which are opaque here. SymPy is imported when the first polynomial is made: a process that finds
-its kernels on the disk makes none.
-"""
+its kernels on the disk makes none."""
 
 from __future__ import annotations
 
@@ -38,8 +37,7 @@ class Polynomial:
     """``element`` of SymPy's ring whose generators stand for ``atoms``.
 
     Terms keep the order in which they were added, as SymPy's do, so that a sum is written as it was read.
-    Sums are formed of the terms; products, quotients and factors in the ring of the atoms of both.
-    """
+    Sums are formed of the terms; products, quotients and factors in the ring of the atoms of both."""
 
     __slots__ = ("_const", "_element", "_terms", "atoms")
 

@@ -14,8 +14,7 @@ rule            a system has no solution, because
 ``cases``       none for any remainder of a variable by a small period
 ==============  ==========================================================================
 
-Where all points can be tried, ``range_at_points`` gives the range of a sum.
-"""
+Where all points can be tried, ``range_at_points`` gives the range of a sum."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """The range and the known divisor of an integer expression, under facts.
 
-Intervals of integers, possibly without a lower or an upper bound, and their arithmetic.
-"""
+Intervals of integers, possibly without a lower or an upper bound, and their arithmetic."""
 
 from __future__ import annotations
 
@@ -21,8 +20,7 @@ def range_of(e: ir.Expr, facts: Facts) -> Range:
 
     It is the intersection of the ranges by the tree, by the polynomial (so that ``x - x`` is 0), by the
     stated ranges and by the inequalities of the facts, from the first to the last number that has a known
-    remainder: an x in 1..7 that 4 divides is 4.
-    """
+    remainder: an x in 1..7 that 4 divides is 4."""
     found = facts.known_ranges.get(e)
     if found is None:
         found = _of_tree(e, facts) & facts.stated_range(e)
@@ -77,8 +75,7 @@ def _limited(p: Polynomial, facts: Facts) -> Range:
 def _at_least(own: dict[Mono, int], const: int, facts: Facts) -> float:
     """A lower bound of p = own + const from inequalities L >= 0: p = (p - k*L) + k*L >= p - k*L for k > 0.
 
-    Multiples of several inequalities are subtracted, each if that improves the bound of the rest.
-    """
+    Multiples of several inequalities are subtracted, each if that improves the bound of the rest."""
     plain = facts.unlimited
     best = _low_end(own.items(), const, plain)
     for limit in facts.limits:

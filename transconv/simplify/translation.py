@@ -18,8 +18,7 @@ other operations of    functions without meaning for SymPy, ``bits_and(x, y)``
 bits
 =====================  ================================================================
 
-Values are the same everywhere, the order of terms is SymPy's, and its constants have no width.
-"""
+Values are the same everywhere, the order of terms is SymPy's, and its constants have no width."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 disk.
 
 In: texts of the environment; keys and JSON. Out: the records of other processes, if the folder can be
-trusted. Knows: no other room.
-"""
+trusted. Knows: no other room."""
 
 from transconv.support import files as files
 from transconv.support import knobs as knobs

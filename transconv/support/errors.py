@@ -77,8 +77,7 @@ class StageError(TransconvError, RuntimeError):
           repeat   transconv show PROBLEM OPTIONS --schedule SCHEDULE --stage lanewise
 
     ``problem`` and ``schedule`` are kept as texts; an empty one is left out of the message and of the
-    command. ``options``: the words of the command line that name the problem, beside its text.
-    """
+    command. ``options``: the words of the command line that name the problem, beside its text."""
 
     def __init__(
         self,

@@ -6,8 +6,7 @@ only ``replace_text`` and ``replace_data`` raise OSError; elsewhere the logger `
 it once. Records are in ``records.py``.
 
 Files that a user names may be anywhere and belong to any user: they are read up to a size limit and
-written whole, and errors are raised.
-"""
+written whole, and errors are raised."""
 
 from __future__ import annotations
 
@@ -53,8 +52,7 @@ def folder(*inside: str) -> Path | None:
 
     None, and one message, when it cannot be had or cannot be trusted: it must belong to the user
     and be writable by no other user; folders and links on the way to it must be the user's or root's, and
-    nobody else may rename what lies there.
-    """
+    nobody else may rename what lies there."""
     try:
         at = knobs.cache()
     except (OSError, RuntimeError) as error:  # its parents are closed to us; there is no home

@@ -261,10 +261,9 @@ trust = Knob(
     "TRANSCONV_TRUST",
     "check, always or never",
     "check",
-    "check: the first result of every kernel is compared at sampled points with f64 sums, "
-    "and verdicts are kept; those of compiled graphs also with torch's operators; always: once "
-    "in every process, and interpreted kernels too; never: no kernel is compared, and no "
-    "verdict is read",
+    "check: the first result of every kernel is compared at sampled points with f64 sums, and verdicts "
+    "are kept; those of compiled graphs also with torch's operators; always: once in every process, and "
+    "interpreted kernels too; never: no kernel is compared, and no verdict is read",
     _one_of("check", "always", "never"),
 )
 tuned = Knob(

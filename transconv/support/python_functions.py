@@ -1,7 +1,6 @@
 """Functions of Python that are written out as text, where calls must take the host little time: what would
 be a loop over tensors, or a look at a switch, is then a line. And what threads beside the program do to
-the interpreter that they share with it: the search for cycles, and turns.
-"""
+the interpreter that they share with it: the search for cycles, and turns."""
 
 from __future__ import annotations
 

@@ -4,10 +4,9 @@ records, such as verdicts, plans and tuning results, each with a checksum or a s
 Each module that keeps something in memory has a cache at its top; ``forget_all`` empties them all, so that
 everything is made or read anew. What a function of its arguments keeps is ``functools.cache``'s.
 
-A ``Drawer`` is a folder in the cache with a small JSON file for each key (see ``files.py`` for how a
-file is written and read). Records whose content is executed, or names what is, are sealed; the
-others carry a checksum, which finds damage alone, and are choices. The readers of both check the
-content.
+A ``Drawer`` is a folder in the cache with a small JSON file for each key (see ``files.py`` for how a file
+is written and read). Records whose content is executed, or names what is, are sealed; the others carry a
+checksum, which finds damage alone, and are choices. The readers of both check the content.
 
 Fields of records are judged as they are read: types, ranges and names. Each function gives the value, or
 raises ValueError with what was expected of it. Python's bool is an int, and JSON's numbers have any size:
@@ -102,8 +101,7 @@ class Drawer:
     than ``longest`` bytes is not read. Keys are of ``A-Za-z0-9_.-``, at most 120 characters. Records that
     can be made again are not ``lasting``: nobody waits until the disk has them, and the few that a
     machine without power damages are ignored for their checksums. ``sealed``: only who has the user's key
-    can write one that is read; without a key there are none.
-    """
+    can write one that is read; without a key there are none."""
 
     def __init__(
         self, kind: str, schema: int, longest: int = 1 << 23, lasting: bool = True, sealed: bool = False

@@ -1,8 +1,7 @@
 """Matrix units: which instruction multiplies given operand types, and what it requires.
 
 Sources: PTX ISA 9 (mma.sync, wgmma.mma_async, tcgen05.mma), AMD's matrix instruction calculator (MFMA,
-WMMA), Intel's XMX description (DPAS). Shapes are the smallest of a family that Triton uses.
-"""
+WMMA), Intel's XMX description (DPAS). Shapes are the smallest of a family that Triton uses."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ class Issue:
     turned_ns: float = 0.15  # more where Triton turns a tile of bytes before it stores them (2 kernels)
     called_ns: float = 0.0045  # of an instruction of one element, in functions of an epilogue
     hiding_warps: float = 9.0  # that issue them without waiting for results; 48 kernels on an H100
-    barriers_ns: float = 600.0  # to add up the lanes of a sum through shared memory
+    barriers_ns: float = 150.0  # to add up the lanes of a register of sums through shared memory
     threads: int = 2048  # resident on a multiprocessor
     most_registers: int = 240  # of a thread; more are spilled
     # Atomic additions are not measured here. NVIDIA says of Kepler (GK110 white paper, 2012) that one is
@@ -151,8 +151,7 @@ class Target:
     ``CUBLAS_WORKSPACE_CONFIG`` says otherwise (torch 2.13, CublasHandlePool.cpp).
     ``without``: element types that its kernels cannot have. ``since``: the oldest release of Triton whose
     kernels may run on it, empty for any, and ``why_since``: what those of earlier ones do there.
-    ``compiled_since``: the oldest one that the compile matrix compiles for it.
-    """
+    ``compiled_since``: the oldest one that the compile matrix compiles for it."""
 
     name: str
     backend: str  # "cuda", "hip", "xpu" or "interpreter"

@@ -1,8 +1,7 @@
 """PyTorch integration: functions, modules, autograd, torch.compile.
 
 In: torch tensors. Out: torch tensors, computed by a plan or, with the reason, by torch. Knows:
-everything below it.
-"""
+everything below it."""
 
 # These register what computes the operators.
 from transconv.torch_ops import operators as operators

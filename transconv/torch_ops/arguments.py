@@ -28,8 +28,7 @@ class Params(NamedTuple):
     """The numbers of one convolution, one entry per spatial dim.
 
     ``padding`` has one entry per spatial dim, or two (all low sides, then all high sides) where the
-    sides differ, as with ``padding="same"`` and an even kernel.
-    """
+    sides differ, as with ``padding="same"`` and an even kernel."""
 
     stride: Ints
     padding: Ints
@@ -145,8 +144,7 @@ def resolve(
     """All shape checks of a batched call, in torch's order; every list spread to one entry per dim.
 
     ``two_sided`` allows a padding list of low sides and high sides, which only the registered
-    operators take. RuntimeError with torch's sentence if something does not fit.
-    """
+    operators take. RuntimeError with torch's sentence if something does not fit."""
     if isinstance(padding, str):
         if padding == "same":
             padding = same_padding(input_shape, weight_shape, stride, dilation, groups)
@@ -238,9 +236,8 @@ def _check_signs(p: Params) -> None:
 def _rank_mismatch(input_shape: Sequence[int], weight_shape: Sequence[int]) -> str:
     rank = len(weight_shape)
     return (
-        f"Expected {rank}-dimensional input for {rank}-dimensional weight "
-        f"{list(weight_shape)}, but got {len(input_shape)}-dimensional input of size "
-        f"{list(input_shape)} instead"
+        f"Expected {rank}-dimensional input for {rank}-dimensional weight {list(weight_shape)}, but got "
+        f"{len(input_shape)}-dimensional input of size {list(input_shape)} instead"
     )
 
 
@@ -295,9 +292,8 @@ def _check_kernel_fits(input_shape: Sequence[int], weight_shape: Sequence[int], 
     reach = [d * (k - 1) + 1 for d, k in zip(p.dilation, weight_shape[2:], strict=True)]
     if any(s < r for s, r in zip(sizes, reach, strict=True)):
         raise RuntimeError(
-            f"Calculated padded input size per channel: ({' x '.join(map(str, sizes))}). "
-            f"Kernel size: ({' x '.join(map(str, reach))}). "
-            "Kernel size can't be greater than actual input size"
+            f"Calculated padded input size per channel: ({' x '.join(map(str, sizes))}). Kernel size: "
+            f"({' x '.join(map(str, reach))}). Kernel size can't be greater than actual input size"
         )
 
 
@@ -447,8 +443,7 @@ def suggests_channels_last(shape: Sequence[int], strides: Sequence[int]) -> bool
     """Whether torch takes a tensor for channels_last; ambiguous ones (one channel, say) are not.
 
     Walks the dims from the channel outwards: strides must not decrease, a dim with stride 0 or two
-    dims that could be swapped end it.
-    """
+    dims that could be swapped end it."""
     rank = len(shape)
     if rank not in (4, 5) or strides[1] == 0:
         return False

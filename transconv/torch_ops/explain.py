@@ -95,8 +95,7 @@ def explain(
     Names the plan of the result and of both gradients, or every reason why torch would compute
     them. ``target``: a chip, such as "sm_90", for which the answer is, with tensors of any device, also of
     torch's ``meta``; by default that of the tensors. Launches nothing, counts nothing, warns of nothing.
-    Raises the call's errors, ScheduleError for an unknown target.
-    """
+    Raises the call's errors, ScheduleError for an unknown target."""
     for t in (input, weight):
         if not isinstance(t, Tensor):
             raise TypeError(

@@ -8,8 +8,7 @@ dispatch modes and fake tensors to the registered operators.
 
 Eager calls bypass the operators in autograd, too: functions of their own launch the same kernels in a
 fraction of the host time. A backward pass that is itself differentiated, compiled or traced uses the
-operators.
-"""
+operators."""
 
 from __future__ import annotations
 
@@ -247,32 +246,22 @@ def _hand_over(f: ConvFunction, input: Any, weight: Any, bias: Any, *numbers: An
     return f.aten(input, weight, bias, *f.ordered(*numbers))
 
 
-def dispatch(
-    f: ConvFunction,
-    input: Any,
-    weight: Any,
-    bias: Any,
-    stride: Any,
-    padding: Any,
-    output_padding: Any,
-    dilation: Any,
-    groups: Any,
-) -> Tensor:
-    """Pass one call on to its implementation. The cheapest tests come first."""
-    rest = (stride, padding, output_padding, dilation, groups)
+def dispatch(f: ConvFunction, input: Any, weight: Any, bias: Any, *numbers: Any) -> Tensor:
+    """Pass one call on to its implementation. The cheapest tests come first. ``numbers``: stride, padding,
+    output padding, dilation and groups."""
     if torch.compiler.is_compiling():
-        return _compiled(f, input, weight, bias, *rest)
+        return _compiled(f, input, weight, bias, *numbers)
     if has_torch_function((input, weight, bias)):
-        seen: Tensor = handle(f.public, (input, weight, bias), input, weight, bias, *f.ordered(*rest))
+        seen: Tensor = handle(f.public, (input, weight, bias), input, weight, bias, *f.ordered(*numbers))
         return seen
     if _transforms():
         _note_transform("transform:functorch", input)
-        return _hand_over(f, input, weight, bias, *rest)
+        return _hand_over(f, input, weight, bias, *numbers)
     if forward_ad._current_level >= 0:
         _note_transform("transform:forward_ad", input)
-        return _hand_over(f, input, weight, bias, *rest)
+        return _hand_over(f, input, weight, bias, *numbers)
     if not (is_plain(input) and is_plain(weight) and (bias is None or is_plain(bias))):
-        return _unusual(f, input, weight, bias, *rest)
+        return _unusual(f, input, weight, bias, *numbers)
     if (
         input.is_neg()
         or weight.is_neg()
@@ -287,28 +276,28 @@ def dispatch(
         cast = autocast_dtype(input)
         input, weight, bias = autocast(input, weight, bias)
     if _modes() or _tracing() or input.is_meta:
-        return _operator(f, input, weight, bias, *rest)
+        return _operator(f, input, weight, bias, *numbers)
 
-    req = requested(f, stride, padding, output_padding, dilation, groups)
+    req, padding = requested(f, *numbers), numbers[1]
     if req is None:
-        return _odd_form(f, input, weight, bias, *rest)
+        return _odd_form(f, input, weight, bias, *numbers)
     key, flags, aligned = layer_keys.forward_key(req, input, weight, bias)
     route = route_cache.find(key)
     met = route is not None
     if route is None:
         if input.dtype.is_complex:
             stats.handed_over(f"dtype:{str(input.dtype).removeprefix('torch.')}")
-            return _hand_over(f, input, weight, bias, *rest)  # in real parts, by torch
+            return _hand_over(f, input, weight, bias, *numbers)  # in real parts, by torch
         check_bias(f, input, bias, padding)
         if is_bias_left_to_torch(f, input, bias, padding):
-            return _mixed_types(f, input, weight, bias, *rest)
+            return _mixed_types(f, input, weight, bias, *numbers)
         if not arguments.batched(f.name, f.ndims, input.shape):
-            return dispatch(f, input.unsqueeze(0), weight, bias, *rest).squeeze(0)
+            return dispatch(f, input.unsqueeze(0), weight, bias, *numbers).squeeze(0)
         if (moved := arguments.in_any_batch(input, weight)) is not input:
-            return dispatch(f, moved, weight, bias, *rest)
+            return dispatch(f, moved, weight, bias, *numbers)
         if settings.varies and _is_copied(req, input, weight, bias):
             dense = arguments.with_result_strides(input, arguments.channels_last_result(input, weight))
-            return dispatch(f, dense, weight, bias, *rest)
+            return dispatch(f, dense, weight, bias, *numbers)
         precompile.layers(given[1], input, weight, flags, settings.mode)
         route, layer = select_impl.add_sized(key, req, input, weight, bias, flags, aligned, settings.mode)
         if layer is not None:
@@ -317,7 +306,7 @@ def dispatch(
                 f,
                 given,
                 (input, weight, bias, None),
-                rest,
+                numbers,
                 route,
                 layer,
                 flags,
@@ -327,7 +316,7 @@ def dispatch(
     else:
         if not route.trains:
             select_impl.trained(route, input, weight, flags, aligned, settings.mode)
-        call = f, given, (input, weight, bias, None), rest, route
+        call = f, given, (input, weight, bias, None), numbers, route
         if not call_entries.note_by_key((apply, apply_cast), *call, key, flags, aligned, cast):
             call_entries.note(function_of, *call, flags, aligned, cast)
     if (
@@ -337,7 +326,7 @@ def dispatch(
         and input.device.type not in aten_convolutions.replacement.devices
     ):
         route.calls += 1  # torch's own call, with its gradients, costs the least until the kernel is there
-        return _hand_over(f, *given[:3], *rest)
+        return _hand_over(f, *given[:3], *numbers)
     route.lay_out(weight)
     if torch.is_grad_enabled() and (
         input.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
@@ -380,18 +369,20 @@ def _unusual(f: ConvFunction, *call: Any) -> Tensor:
     return _hand_over(f, *call)
 
 
-def _odd_form(f: ConvFunction, input: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
+def _odd_form(
+    f: ConvFunction, input: Tensor, weight: Tensor, bias: Tensor | None, *numbers: Any
+) -> Tensor:
     """Numbers in a form that only torch's parser decides about: its error or its result."""
-    made = _hand_over(f, input, weight, bias, *rest)
-    odd = next(v for v in rest if not isinstance(v, str) and arguments.ints(v, f.ndims) is None)
+    made = _hand_over(f, input, weight, bias, *numbers)
+    odd = next(v for v in numbers if not isinstance(v, str) and arguments.ints(v, f.ndims) is None)
     stats.handed_over(f"form:{type(odd).__name__}")
     return made
 
 
 def _mixed_types(
-    f: ConvFunction, input: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any
+    f: ConvFunction, input: Tensor, weight: Tensor, bias: Tensor | None, *numbers: Any
 ) -> Tensor:
-    made = _hand_over(f, input, weight, bias, *rest)
+    made = _hand_over(f, input, weight, bias, *numbers)
     if not torch.compiler.is_compiling():
         stats.handed_over("dtype:bias")
     return made
@@ -401,32 +392,25 @@ def _mixed_types(
 
 
 def _operator(
-    f: ConvFunction,
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    stride: Any,
-    padding: Any,
-    output_padding: Any,
-    dilation: Any,
-    groups: Any,
+    f: ConvFunction, input: Tensor, weight: Tensor, bias: Tensor | None, *numbers: Any
 ) -> Tensor:
-    rest = (stride, padding, output_padding, dilation, groups)
-    parsed = parse(f, *rest)
+    parsed = parse(f, *numbers)
     if parsed is None or input.dtype.is_complex:
-        return _hand_over(f, input, weight, bias, *rest)
+        return _hand_over(f, input, weight, bias, *numbers)
     stride, padding, output_padding, dilation, groups = parsed
     if _tracing():
         # Sizes are traced values here: leave looking at them to the operator, and "same" to torch.
         if padding == "same" or len(padding) > f.ndims or input.dim() != f.ndims + 2:
-            return _hand_over(f, input, weight, bias, *rest)
-        numbers = (stride, (0,) if padding == "valid" else padding, dilation, f.transposed)
+            return _hand_over(f, input, weight, bias, *numbers)
         check_types(input, weight, bias)
-        return operators.convolution(input, weight, bias, *numbers, output_padding, groups)
+        padding = (0,) if padding == "valid" else padding
+        return operators.convolution(
+            input, weight, bias, stride, padding, dilation, f.transposed, output_padding, groups
+        )
     check_bias(f, input, bias, padding)
     # Traced on the CPU, the refusal would only come when the graph runs.
     if input.device.type != "cpu" and is_bias_left_to_torch(f, input, bias, padding):
-        return _mixed_types(f, input, weight, bias, *rest)
+        return _mixed_types(f, input, weight, bias, *numbers)
     is_batched = arguments.batched(f.name, f.ndims, input.shape)
     x = input if is_batched else input.unsqueeze(0)
     p: Params = arguments.resolve_call(
@@ -437,12 +421,12 @@ def _operator(
     return y if is_batched else y.squeeze(0)
 
 
-def _compiled(f: ConvFunction, input: Any, weight: Any, bias: Any, *rest: Any) -> Tensor:
+def _compiled(f: ConvFunction, input: Any, weight: Any, bias: Any, *numbers: Any) -> Tensor:
     """Inside torch.compile or export: no graph break on this way."""
     tensors = (input, weight) if bias is None else (input, weight, bias)
     if _transforms() or forward_ad._current_level >= 0 or not all(isinstance(t, Tensor) for t in tensors):
-        return _hand_over(f, input, weight, bias, *rest)
-    return _operator(f, *traced_autocast(input, weight, bias), *rest)
+        return _hand_over(f, input, weight, bias, *numbers)
+    return _operator(f, *traced_autocast(input, weight, bias), *numbers)
 
 
 CONV1D = ConvFunction("conv1d", 1, False, F.conv1d, dispatch)
@@ -512,10 +496,9 @@ def conv_transpose1d(
     groups: int = 1,
     dilation: Sizes = 1,
 ) -> Tensor:
-    """torch.nn.functional.conv_transpose1d. input (mb, ic, iw) or (ic, iw), weight
-    (ic, oc/groups, kw), bias (oc,); result (mb, oc, ow) with
-    ow = (iw - 1)*stride - 2*padding + dilation*(kw - 1) + output_padding + 1. Dtypes and errors as
-    conv1d."""
+    """torch.nn.functional.conv_transpose1d. input (mb, ic, iw) or (ic, iw), weight (ic, oc/groups, kw),
+    bias (oc,); result (mb, oc, ow) with ow = (iw - 1)*stride - 2*padding + dilation*(kw - 1) +
+    output_padding + 1. Dtypes and errors as conv1d."""
     call = dispatch if _compiling() else _seen(id(weight), dispatch)
     return call(CONV_TRANSPOSE1D, input, weight, bias, stride, padding, output_padding, dilation, groups)
 
@@ -530,9 +513,8 @@ def conv_transpose2d(
     groups: int = 1,
     dilation: Sizes = 1,
 ) -> Tensor:
-    """torch.nn.functional.conv_transpose2d. input (mb, ic, ih, iw) or (ic, ih, iw), weight
-    (ic, oc/groups, kh, kw), bias (oc,); sizes as conv_transpose1d, layout, dtypes and errors as
-    conv2d."""
+    """torch.nn.functional.conv_transpose2d. input (mb, ic, ih, iw) or (ic, ih, iw), weight (ic, oc/groups,
+    kh, kw), bias (oc,); sizes as conv_transpose1d, layout, dtypes and errors as conv2d."""
     call = dispatch if _compiling() else _seen(id(weight), dispatch)
     return call(CONV_TRANSPOSE2D, input, weight, bias, stride, padding, output_padding, dilation, groups)
 
@@ -547,9 +529,8 @@ def conv_transpose3d(
     groups: int = 1,
     dilation: Sizes = 1,
 ) -> Tensor:
-    """torch.nn.functional.conv_transpose3d. input (mb, ic, id, ih, iw) or without mb, weight
-    (ic, oc/groups, kd, kh, kw), bias (oc,); sizes as conv_transpose1d, layout, dtypes and errors as
-    conv3d."""
+    """torch.nn.functional.conv_transpose3d. input (mb, ic, id, ih, iw) or without mb, weight (ic,
+    oc/groups, kd, kh, kw), bias (oc,); sizes as conv_transpose1d, layout, dtypes and errors as conv3d."""
     call = dispatch if _compiling() else _seen(id(weight), dispatch)
     return call(CONV_TRANSPOSE3D, input, weight, bias, stride, padding, output_padding, dilation, groups)
 

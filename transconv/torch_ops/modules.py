@@ -8,8 +8,7 @@ Each is a subclass of torch's module of the same name with the same state, argum
 so `module.__class__` may be exchanged in both directions. A module of a subclass gets a new class that
 inherits from the subclass and then from transconv's: its own forward still runs first, and where that
 calls `super().forward` or `_conv_forward`, it reaches transconv's instead of torch's. Parametrized
-classes are built again on transconv's base.
-"""
+classes are built again on transconv's base."""
 
 from __future__ import annotations
 
@@ -355,8 +354,7 @@ def convert_(
     Parameters, buffers, hooks, the state dict and the optimizer's references stay the same.
     ``filter_fn(module, name)`` may leave modules out. Subclasses of torch's modules keep a forward of
     their own, if it ends in `super().forward` or `_conv_forward`; others are left alone with a
-    FallbackWarning, once for each class. `enable` reaches those. TypeError for what is no module.
-    """
+    FallbackWarning, once for each class. `enable` reaches those. TypeError for what is no module."""
     arguments.expect_module(model, "convert_", filter_fn)
     converted: list[str] = []
     skipped: dict[str, str] = {}

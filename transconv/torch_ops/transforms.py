@@ -7,8 +7,7 @@ forward-mode numbers, and ``is_grads_batched``.
 
 torch's own rules for registered operators know none of them: tangents would be dropped, and lists of
 tensors refused. An operator that is a composition of torch's functions needs no rules of its own
-(``compose``).
-"""
+(``compose``)."""
 
 from __future__ import annotations
 

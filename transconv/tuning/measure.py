@@ -2,8 +2,7 @@
 rates of the machine, which give lower bounds of times.
 
 Several processes compile into Triton's cache, one uses the GPU. Tensors and answers of the last few
-workloads stay on the GPU, because the trials of several workloads alternate.
-"""
+workloads stay on the GPU, because the trials of several workloads alternate."""
 
 from __future__ import annotations
 

@@ -3,8 +3,7 @@
 Each rank has a pool of processes. A trial goes to the rank with the fewest unfinished ones, and what it
 found comes back as soon as it ends. The unfinished trials of a rank that is gone are dealt again. Without
 rank 0 the others end with an error. Ranks tell each other through the store of torch.distributed, without
-a collective: a rank that is gone shows no sign of life, and nobody waits for it.
-"""
+a collective: a rank that is gone shows no sign of life, and nobody waits for it."""
 
 from __future__ import annotations
 

@@ -1,10 +1,8 @@
 """The search: the next schedules to try, from the measurements so far, up to a bounded number.
 
-Best estimates first; the last part of the trials explores around the best schedule found: its
-neighbours, which differ in one word, in the blocks of one kind of axes, or in one extent, in the
-order of their estimates. The values of a word are those in the proposals, so a new word needs no
-change here.
-"""
+Best estimates first; the last part of the trials explores around the best schedule found: its neighbours,
+which differ in one word, in the blocks of one kind of axes, or in one extent, in the order of their
+estimates. The values of a word are those in the proposals, so a new word needs no change here."""
 
 from __future__ import annotations
 
@@ -82,8 +80,7 @@ class Search:
         self.times[schedule] = inf if us is None else us
 
     def next(self) -> list[ScheduleTrial]:
-        """Trials to run at the same time; none while some are under way, and none when all is
-        done."""
+        """Trials to run at the same time; none while some are under way, and none when all is done."""
         left = self.trials - len(self.asked)
         if self.waiting or left <= 0:
             return []

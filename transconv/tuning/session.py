@@ -3,8 +3,7 @@
 Compiles run in several processes, measurements in one, each with a time limit. Several workloads
 are tuned at a time, so that there is always something to compile while a workload's next trials wait
 for its first results. Trials in the log are not measured again. Progress is a bar on a terminal, a line
-from time to time in a log.
-"""
+from time to time in a log."""
 
 from __future__ import annotations
 

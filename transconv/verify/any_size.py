@@ -2,8 +2,7 @@
 
 Sizes come from the edges of a kernel's requirements first, small enough for an interpreter. Drawn are
 maps, reductions, rows that are swept several times, and products, with coordinates that one kernel can
-have for all sizes.
-"""
+have for all sizes."""
 
 from __future__ import annotations
 
@@ -13,15 +12,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import product
 from math import prod
+from typing import Any
 
-from transconv.compute import Compute
+from transconv.compute import Compute, parse, why_not_any_size
 from transconv.conv import CompiledDirection, ConvProblem, ConvWorkload, Prop
-from transconv.ir import REDUCERS, Sizes, text_of
+from transconv.ir import Sizes, text_of
 from transconv.runtime import plan
 from transconv.support import ComputeError, Unsupported
 from transconv.target import Target
 from transconv.verify.case import ProblemCase
-from transconv.verify.fuzz.compute_texts import EXACT, FLOATS, SIZES
+from transconv.verify.fuzz.compute_texts import KINDS, SIZES, TextPage
 from transconv.verify.fuzz.trial import chance
 from transconv.verify.judgement import answered_by, told_answers
 
@@ -156,171 +156,75 @@ def _points(compute: Compute, sizes: Mapping[str, int]) -> int:
 
 MOST = 96  # the largest end of a range that is met by a drawn size
 LARGEST_EXAMPLE = 17
+FEW_POINTS = 1 << 12  # of all axes of an example together
 
 
 @dataclass
-class _Page:
-    rng: random.Random
-    axes: dict[str, str] = field(default_factory=dict)  # each with its extent
-    likes: dict[str, int] = field(default_factory=dict)  # the examples of sizes
+class SizedPage(TextPage):
+    """A page of a text whose sizes are arguments: its tensors are dense, and lie along whole axes.
+    ``named``: the axes whose sizes are; ``sizes`` and ``where``: their examples and requirements."""
+
+    named: list[str] = field(default_factory=list)
     sizes: list[str] = field(default_factory=list)
     where: list[str] = field(default_factory=list)
-    tensors: list[str] = field(default_factory=list)
-    steps: list[str] = field(default_factory=list)
 
-    def axis(self, name: str, always: bool = False) -> None:
-        """An axis whose size is an argument, or a number."""
-        rng = self.rng
-        if not always and chance(rng, 3):
-            self.axes[name] = str(rng.choice([n for n in SIZES if n <= LARGEST_EXAMPLE]))
-            return
-        size = self.axes[name] = name.upper()
-        by = rng.choice((1, 1, 1, 2, 4, 8))
-        least = rng.choice((1, 1, 2, by, 3 * by))
-        like = self.likes[size] = -(-max(least, rng.randint(1, LARGEST_EXAMPLE)) // by) * by
-        self.sizes.append(f"{size}={like} in {least}..{rng.choice((like, MOST, 4096, 1 << 30))}")
-        if by > 1:
-            self.where.append(f"{size} % {by} == 0")
+    def __post_init__(self) -> None:
+        """No tensor is of f64."""
 
-    def read(self, name: str, axes: list[str], fill: str = "", dtype: str = "") -> str:
-        seen = [self.coordinate(a) for a in self.some_order(axes)]
-        self.tensor(name.upper(), [n for _, n in seen], dtype)
-        self.steps.append(
-            f"read {name} = {name.upper()}[{', '.join(c for c, _ in seen)}]"
-            + (f" else {fill}" if fill else "")
-        )
-        return name
+    def add_axes(self, letter: str, number: int, summed: bool = False) -> list[str]:
+        """Axes of one kind; the first of all has an argument as its size, and most others have."""
+        names = [f"{letter}{i}" if number > 1 else letter for i in range(number)]
+        for name in names:
+            room = min(LARGEST_EXAMPLE, max(1, FEW_POINTS // prod(self.axes.values())))
+            if self.named and chance(self.rng, 3):
+                self.axes[name] = self.rng.choice([n for n in SIZES if n <= room])
+            else:
+                self._name(name, room)
+        self.summed += names if summed else []
+        return names
 
-    def store(self, name: str, value: str, axes: list[str]) -> None:
-        made = [
-            self.rng.choice(
-                ((a, self.axes[a]),) * 5
-                + ((f"{a} + 1", f"{self.axes[a]} + 2"), (f"{a}*2", f"{self.axes[a]}*2"))
-            )
-            for a in self.some_order(axes)
-        ]
-        self.tensor(name, [n for _, n in made] or ["1"])
-        self.steps.append(f"store {name}[{', '.join(c for c, _ in made) or '0'}] = {value}")
+    def _name(self, axis: str, room: int) -> None:
+        by = self.rng.choice([n for n in (1, 1, 1, 2, 4, 8) if n <= room])
+        least = self.rng.choice((1, 1, 2, by, 3 * by))
+        like = self.axes[axis] = -(-max(least, self.rng.randint(1, room)) // by) * by
+        size = axis.upper()
+        self.named.append(axis)
+        self.sizes.append(f"{size}={like} in {least}..{self.rng.choice((like, MOST, 4096, 1 << 30))}")
+        self.where += [f"{size} % {by} == 0"] if by > 1 else []
 
-    def some_order(self, axes: list[str]) -> list[str]:
-        return self.rng.sample(axes, len(axes)) if chance(self.rng, 3) else axes
+    def extent(self, axis: str) -> str:
+        return axis.upper() if axis in self.named else str(self.axes[axis])
 
-    def coordinate(self, axis: str) -> tuple[str, str]:
-        """A coordinate of an axis, and the size of its dimension; some coordinates are out of bounds
-        at an end."""
-        rng, size, by = self.rng, self.axes[axis], self.rng.randint(1, 3)
-        return rng.choice(
-            ((axis, size),) * 6
-            + (
-                (f"{size} - 1 - {axis}", size),
-                (f"{axis} + {by}", f"{size} + {by}"),
-                (f"{axis} - {by}", size),
-                (f"{axis} + {by}", size),
-                (f"{axis}*{by + 1}", f"{size}*{by + 1}"),
-                (f"{axis} // {by + 1}", size),
-            )
-        )
+    def coordinates(self, axes: list[str], stored: bool) -> tuple[list[str], list[Any]]:
+        order = self.rng.sample(axes, len(axes)) if chance(self.rng, 3) else axes
+        made = [(a, self.extent(a)) for a in order]
+        if stored:
+            moved = [((f"{a} + 1", f"{n} + 2"), (f"{a}*2", f"{n}*2")) for a, n in made]
+            made = [self.rng.choice((m,) * 5 + other) for m, other in zip(made, moved, strict=True)]
+        return [c for c, _ in made] or ["0"], [n for _, n in made] or ["1"]
 
-    def tensor(self, name: str, sizes: list[str], dtype: str = "") -> None:
-        self.tensors.append(f"tensor {name} {dtype or self.rng.choice(FLOATS)} [{', '.join(sizes)}]")
+    def tensor(self, name: str, shape: list[Any], stored: bool = False, dtype: str = "") -> None:
+        self.tensors.append(f"tensor {name} {dtype or self.dtype()} [{', '.join(shape)}]")
 
     def made(self, name: str) -> str:
-        said = " ".join(f"{a}={n.replace(' ', '')}" for a, n in self.axes.items())
-        lines = [
-            f"compute {name}",
-            f"    sizes {', '.join((*self.sizes, *self.where))}",
-            *(f"    {t}" for t in self.tensors),
-            f"    axes {said}",
-        ]
-        return "\n".join([*lines, *(f"    {s}" for s in self.steps)])
+        said = " ".join(f"{a}={self.extent(a)}" for a in self.axes)
+        lines = [f"compute any_{name}", f"    sizes {', '.join((*self.sizes, *self.where))}"]
+        return "\n    ".join(["\n".join(lines), *self.tensors, f"axes {said}", *self.steps])
 
 
 def drawn_text(rng: random.Random) -> str:
     """A computation that one kernel can do for all sizes that meet its requirements."""
-    return rng.choice((_map, _map, _reduction, _rows, _product, _places))(_Page(rng))
+    while True:
+        text = rng.choice((*KINDS, _mean))(SizedPage(rng))
+        if not why_not_any_size(parse(text)):
+            return text
 
 
-def _axes(page: _Page, kept: int, reduced: int) -> tuple[list[str], list[str]]:
-    """Kept and reduced axes, one of which at least has an argument as its size."""
-    names = [f"m{i}" for i in range(kept)] + [f"k{i}" for i in range(reduced)]
-    one = page.rng.choice(names)
-    for name in names:
-        page.axis(name, always=name == one)
-    return names[:kept], names[kept:]
-
-
-def _value(page: _Page, names: list[str]) -> str:
-    rng = page.rng
-    a, b, op = rng.choice(names), rng.choice(names), rng.choice(list(EXACT.values()))
-    return rng.choice(
-        (
-            a,
-            f"{a}*2 + {b}",
-            f"{op.name}({', '.join((a, b)[: op.arity])})",
-            f"where({a} > {b}, {a}, {b} - 1)",
-            f"{a} + {rng.choice([*page.axes])}",
-        )
-    )
-
-
-def _map(page: _Page) -> str:
-    kept, _ = _axes(page, page.rng.choice((1, 2, 2, 3)), 0)
-    names = [page.read("x", kept, page.rng.choice(("", "3")))]
-    if chance(page.rng, 2):
-        names.append(page.read("y", page.rng.sample(kept, page.rng.randint(1, len(kept)))))
-    page.store("C", _value(page, names), kept)
-    if chance(page.rng, 4):
-        page.store("D", _value(page, names), kept)
-    return page.made("any_map")
-
-
-def _reduction(page: _Page) -> str:
-    kept, reduced = _axes(page, page.rng.choice((1, 1, 2)), page.rng.choice((1, 1, 2)))
-    op = page.rng.choice(tuple(REDUCERS))
-    fill = {"max": "-inf", "min": "inf", "prod": "1"}.get(op, "")
-    x = page.read("x", [*kept, *reduced], fill)
-    page.steps.append(f"let s = {op}({x}; {' '.join(reduced)})")
-    if op == "sum" and chance(page.rng, 2):
-        page.steps.append(f"let mean = s / ({'*'.join(page.axes[a] for a in reduced)})")
-        page.store("C", "mean", kept)
-        return page.made("any_mean")
-    page.store("C", page.rng.choice(("s", "s*2 - 1", "abs(s)")), kept)
-    return page.made("any_reduction")
-
-
-def _places(page: _Page) -> str:
-    kept, reduced = _axes(page, 1, page.rng.choice((1, 1, 2)))
-    op = page.rng.choice(("max", "min"))
-    x = page.read("x", [*kept, *reduced], {"max": "-inf", "min": "inf"}[op])
-    page.steps.append(f"let i = arg{op}({x}; {' '.join(reduced)})")
-    page.tensor("C", [page.axes[a] for a in kept], page.rng.choice(("i32", "i64")))
-    page.steps.append(f"store C[{', '.join(kept)}] = i")
-    if chance(page.rng, 2):
-        page.store("D", f"{op}({x}; {' '.join(reduced)})", kept)
-    return page.made("any_place")
-
-
-def _rows(page: _Page) -> str:
-    kept, reduced = _axes(page, 1, page.rng.choice((1, 1, 2)))
-    over = " ".join(reduced)
-    x = page.read("x", [*kept, *reduced])
-    page.steps += [
-        f"let top = {page.rng.choice(('max', 'min'))}({x}; {over})",
-        f"let d = {x} - top",
-        f"let s = sum({page.rng.choice(('d', 'abs(d)', 'd*d'))}; {over})",
-    ]
-    page.store("C", page.rng.choice(("d + s", "d - s*2", "relu(d) + s")), [*kept, *reduced])
-    if chance(page.rng, 2):
-        page.store("D", "s", kept)
-    return page.made("any_rows")
-
-
-def _product(page: _Page) -> str:
-    for name in ("m", "n", "k"):
-        page.axis(name, always=name == "m")
-    dtype = page.rng.choice(FLOATS)
-    for name, axes in (("x", ["m", "k"]), ("w", ["n", "k"])):
-        page.read(name, axes, dtype=dtype)
-    page.steps.append("let s = sum(x*w; k)")
-    page.store("C", page.rng.choice(("s", "s", "relu(s) + 1")), ["m", "n"])
-    return page.made("any_product")
+def _mean(page: TextPage) -> str:
+    assert isinstance(page, SizedPage)
+    page.add_axes("m", page.rng.choice((1, 1, 2)))
+    page.add_axes("k", page.rng.choice((1, 1, 2)), summed=True)
+    x, over = page.read("x", list(page.axes)), " ".join(page.summed)
+    page.steps.append(f"let s = sum({x}; {over}) / ({'*'.join(map(page.extent, page.summed))})")
+    page.store("C", "s")
+    return page.made("mean")

@@ -2,8 +2,7 @@
 
 benchdnn is a state machine (see problem_lists.py): options set lists of alternatives, a problem is
 asked for with every combination of them, ``--reset`` puts the options back. What a request means
-here, or why it means nothing, is said by benchdnn_job.py; this file knows words only.
-"""
+here, or why it means nothing, is said by benchdnn_job.py; this file knows words only."""
 
 from __future__ import annotations
 
@@ -48,7 +47,6 @@ OPTIONS = {
     "target": "",
     "schedule": "",
 }
-FORMER = {"config": "schedule"}  # options under the names that older files have
 MODES = "LIRCBPFS"
 LARGEST = 2**63 - 1
 ENGINES = ("gpu", "cpu", "numpy", "opencl", "auto")
@@ -199,7 +197,7 @@ class Driver:
         """Take one option. Raises ProblemError if it is unknown or its value unreadable."""
         if name == "reset":
             self.reset()
-        elif (name := FORMER.get(name, name)) in OPTIONS:
+        elif name in OPTIONS:
             read = READERS.get(name, str)
             self.options[name] = [read(word) or OPTIONS[name] for word in _COMMA.split(value)]
         elif name == "mode":

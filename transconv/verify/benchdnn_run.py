@@ -4,8 +4,7 @@ report in JSON.
 Every plan that the job names is built, run on fresh data between guards, and judged; the row says
 how many there were and which of them failed. What the compiler refuses is UNIMPLEMENTED with its
 reason; a plan whose kernels gave wrong sums before is a failure, although users never get it.
-The words and the last line are benchdnn's. A failure is followed by the command that repeats it.
-"""
+The words and the last line are benchdnn's. A failure is followed by the command that repeats it."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """A workload on this machine: its plans, its tensors, and the check of results; one direction of a
 convolution (computations have verify/computation.py).
 
-Runs in worker processes or in the caller's; workloads are passed as text.
-"""
+Runs in worker processes or in the caller's; workloads are passed as text."""
 
 from __future__ import annotations
 
@@ -93,8 +92,7 @@ class ProblemCase(Case):
 
     ``bia`` is the bias's element type (default: the result's); ``shift`` puts every tensor that
     many elements off a multiple of 16 bytes; ``extra`` is what the epilogue reads; ``numpy`` runs
-    kernels in the interpreter of the IR instead of Triton's; ``guard``: elements around each tensor.
-    """
+    kernels in the interpreter of the IR instead of Triton's; ``guard``: elements around each tensor."""
 
     problem: ConvProblem
     prop: Prop
@@ -401,8 +399,7 @@ def warm(compiled: Plan) -> float:
     """Compile a plan's kernels into Triton's cache without launching them; returns seconds.
 
     The kernels are specialised as for tensors at addresses that are multiples of 16, which is what
-    tensors without memory (of torch's ``meta`` device) look like to Triton.
-    """
+    tensors without memory (of torch's ``meta`` device) look like to Triton."""
     start = time.perf_counter()
     for step in compiled.steps:
         step.triton.warm(

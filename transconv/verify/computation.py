@@ -11,8 +11,7 @@ Gradients are compared with differences of the results, both in f64:
                                                                for random gradients v of the results
 
 The texts of the derivative are executed by their meaning, so that kernels, which are compared with that,
-are not asked. Where a result jumps or is not finite there is nothing to compare.
-"""
+are not asked. Where a result jumps or is not finite there is nothing to compare."""
 
 from __future__ import annotations
 
@@ -326,8 +325,7 @@ def after_every_pass(
 ) -> list[tuple[str, Judged]]:
     """What the interpreter finds after every pass that changed something, on exact data, and after the
     last one on float data, of all kernels of a plan one after another, for given ``sizes`` where they are
-    arguments. Raises VerifyError for a kernel
-    that breaks a rule of the IR."""
+    arguments. Raises VerifyError for a kernel that breaks a rule of the IR."""
     numbers = compute.at(**(sizes or {}))
     case, before, found = ComputationCase(numbers), None, []
     zeroed = {s.zero.name for s in plan.steps if s.zero is not None}

@@ -2,8 +2,7 @@
 
 Exact data are small integers, thinned out until sums stay so small that the result's type holds
 them exactly: then every order of summation gives the same bits, and a kernel is right or wrong.
-What no element maps to, and the result before a run, holds a NaN that no arithmetic makes.
-"""
+What no element maps to, and the result before a run, holds a NaN that no arithmetic makes."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Expected instructions of a kernel's machine code, by one table of rules over its schedule and its chip.
 
 A rule says when it holds and names words of which at least one must occur (see
-``backend_triton.resources`` for what they mean). No rule knows a problem by name.
-"""
+``backend_triton.resources`` for what they mean). No rule knows a problem by name."""
 
 from __future__ import annotations
 

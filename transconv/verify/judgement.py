@@ -8,8 +8,7 @@ the answer rounded once.
 The reference shares no code with the kernels or cuDNN, and runs on any device: for every tap of the filter
 the points that it joins are cut out of the tensors with slices and multiplied. Results come in pieces of
 the batch, so that the f64 copies of large tensors never exist as a whole. Each piece is computed a second
-time by torch.nn.functional and its gradients, which know nothing of this package; the two must agree.
-"""
+time by torch.nn.functional and its gradients, which know nothing of this package; the two must agree."""
 
 from __future__ import annotations
 
@@ -94,8 +93,7 @@ def judge(
     hardware approximates, within its own error and one rounding. ``float``: each element within (n+4)
     eps_acc sum|a||b|, carried through the epilogue with the error of each of its operations, + 2 eps_out
     |y| (with an epilogue 3 eps_out (1 + |y|)), and half the smallest f16 where that rounds, and the whole
-    within the limits of judgement.py.
-    """
+    within the limits of judgement.py."""
     judging = _Judging(p, prop, mode, Epilogue.parse(epilogue), extra or {}, got.dtype)
     absolute = pieces(p, prop, a, b, absolute=True) if mode == "float" else itertools.repeat(None)
     for (at, want), magnitude in zip(pieces(p, prop, a, b), absolute, strict=False):

@@ -6,8 +6,7 @@ its group's queue when the first has answered, with a result or an exception; af
 crashed it is dropped.
 
 Ctrl-C and SIGTERM stop a long run cleanly: whoever catches KeyboardInterrupt to say what was done so far
-ends with ``code`` of it.
-"""
+ends with ``code`` of it."""
 
 from __future__ import annotations
 

@@ -1,16 +1,14 @@
 """The compile matrix: golden problems as machine code for every chip, and the record of what they take.
 
-A case runs in every direction it names. A direction with a schedule uses it on every chip on which it
-is legal; where it is not, and where there is none, the chip's heuristics choose as they do for a
-user who has tuned nothing. So one case compares chips at one tile, another shows what each chip's
-heuristics choose.
+A case runs in every direction it names. A direction with a schedule uses it on every chip on which it is
+legal; where it is not, and where there is none, the chip's heuristics choose as they do for a user who has
+tuned nothing. So one case compares chips at one tile, another shows what each chip's heuristics choose.
 
 What a kernel's machine code must contain is in expected_instructions.py.
 
 The record, a CSV file with a row for each chip, Triton, golden problem and kernel, is a budget. A kernel
 may use less, and never spills more. While its schedule is the recorded one it may use a few registers
-more, because Triton's allocation varies with every change of a text.
-"""
+more, because Triton's allocation varies with every change of a text."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """The text of arithmetic on lanes, with no more parentheses than Python needs, and ``[:, None]`` where an
-operand lacks lanes of the other operand.
-"""
+operand lacks lanes of the other operand."""
 
 from __future__ import annotations
 
@@ -229,9 +228,8 @@ class ArithmeticSpeller:
         return text, level
 
     def spell_Select(self, e: ir.Select) -> tuple[str, int]:
-        """Between 0 and a sum of the matrix unit that begins with 0, ptxas takes 0 (see
-        miscompiles.py), but not where an addition made one of them. Of two numbers Triton
-        makes f32 or i32."""
+        """Between 0 and a sum of the matrix unit that begins with 0, ptxas takes 0 (see miscompiles.py),
+        but not where an addition made one of them. Of two numbers Triton makes f32 or i32."""
         yes, no = (
             ir.Add(x, other)
             if x in self.products

@@ -5,8 +5,7 @@ function; the kernel itself reserves the rings and starts the roles. As in ``emi
 algebra here. Names that differ between Triton's versions are looked up once, above the functions.
 
 A layout says how a tile's elements are distributed over the registers of warps or over shared memory. The
-rings of buffers and the barriers that all roles share are allocated before the roles begin.
-"""
+rings of buffers and the barriers that all roles share are allocated before the roles begin."""
 
 from __future__ import annotations
 

@@ -5,8 +5,7 @@ In: a kernel. Out: its text, in which names differ from each other and from what
 A computation may give a tensor the name of a coordinate (``w``), or an axis that of a function in the
 text (``range``). The IR keeps them apart; the text would confuse them. A name that is taken gets an
 underscore; variables keep their names before tensors. Launches pass tensors by position, so renaming
-parameters changes nothing else.
-"""
+parameters changes nothing else."""
 
 from __future__ import annotations
 

@@ -3,8 +3,7 @@
 Emission is one-to-one: there is no algebra here. A let becomes an assignment, a loop a ``for``, a
 lane ``tl.arange``, a load ``tl.load`` with its mask, a dot ``tl.dot``. Expressions are
 spelled in emitters/arithmetic.py; tiles that are loaded, reduced, and seen in another shape here. A tensor
-is a parameter by its address, or by a descriptor of its boxes.
-"""
+is a parameter by its address, or by a descriptor of its boxes."""
 
 from __future__ import annotations
 

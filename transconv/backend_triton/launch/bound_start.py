@@ -19,8 +19,7 @@ descriptor is encoded. In other releases the matrix unit truncates the numbers, 
 not come in boxes.
 
 Where a box takes every so many-th position (``Tensor.every``), the driver encodes the descriptor again:
-Triton has no word for that.
-"""
+Triton has no word for that."""
 
 from __future__ import annotations
 
@@ -293,8 +292,7 @@ def entry(kernel: Any, boxed: bool) -> tuple[Callable[..., None], Any] | None:
     Encoding a descriptor takes as long as a launch, and depends only on the address; Triton does it
     at every launch. None for another version of Triton, or for a kernel that needs scratch memory:
     then Triton's own launch is used. The function is C code that does not check its arguments, which
-    differ between releases (3.9 has others), so only that of a known release is called.
-    """
+    differ between releases (3.9 has others), so only that of a known release is called."""
     try:
         import triton
 

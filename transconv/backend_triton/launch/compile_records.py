@@ -10,8 +10,7 @@ rules for known miscompiles, the chip. Damaged machine code is compiled anew.
 Triton names what it has compiled by a hash of its own files, some hundred megabytes, which takes each
 process about half a second before its first kernel. The hash is kept in the cache beside the sizes and
 times of change of those files, and computed again when one of them differs. That, and the C code with
-which Triton talks to the driver and starts kernels, is begun before the first kernel of a process.
-"""
+which Triton talks to the driver and starts kernels, is begun before the first kernel of a process."""
 
 from __future__ import annotations
 

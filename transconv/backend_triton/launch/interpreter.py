@@ -40,9 +40,8 @@ def prepare_interpreter() -> None:
 
     It adds up integers in 64 bits, and refuses a sum that 32 bits do not hold: on chips it wraps around.
 
-    It lacks the instructions of ``launch/bound_start.py``. Kernels run one after another here, so
-    a wait does nothing. It lacks ``map_elementwise``, too: functions of numbers are functions of tiles
-    here.
+    It lacks the instructions of ``launch/bound_start.py``. Kernels run one after another here, so a wait
+    does nothing. It lacks ``map_elementwise``, too: functions of numbers are functions of tiles here.
 
     It makes a kernel once more, and reads its source again, to find its first line. It counts the lines of
     each node anew.
@@ -55,8 +54,7 @@ def prepare_interpreter() -> None:
     unless it debugs; half of its time goes there.
 
     It lists its language's builtin functions and makes their replacements for each launch, and for each
-    operation NumPy's types, shapes and the texts of types.
-    """
+    operation NumPy's types, shapes and the texts of types."""
     from triton.language import bfloat16, core, float32, int1, math, uint64
     from triton.runtime import interpreter
     from triton.runtime.interpreter import (

@@ -5,8 +5,7 @@ tracebacks, profilers and compile errors point there; the copy itself is never r
 
 A process that never imports torch compiles from stand-ins for tensors: Triton's front end reads of a
 tensor the name of its element type and whether its address is a multiple of 16. Importing torch takes a
-second or more, as long as several kernels take to compile.
-"""
+second or more, as long as several kernels take to compile."""
 
 from __future__ import annotations
 

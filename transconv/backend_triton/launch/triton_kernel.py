@@ -14,8 +14,7 @@ On a CPU Triton's interpreter runs the text with NumPy, or OpenCL executes it by
 Triton's release for Intel GPUs to the SPIR-V that their driver gets, without the matrix unit. A child
 process does that (opencl_child.py): that Triton shares no process with another one, and what a wrong
 address breaks is the child. Tensors travel in a file that it maps, whole storages of them, so that what is
-written beside a tensor comes back, too.
-"""
+written beside a tensor comes back, too."""
 
 from __future__ import annotations
 
@@ -232,9 +231,8 @@ class TritonKernel:
         if stepped := next((b[0] for b in self.boxes if b is not None and b[0].every), None):
             raise Unsupported(
                 "boxes:every",
-                f"{self.function}: its boxes take every "
-                f"{list(stepped.every)} position of {stepped.name}, which {what} cannot; "
-                "expected a=gather",
+                f"{self.function}: its boxes take every {list(stepped.every)} position of {stepped.name}, "
+                f"which {what} cannot; expected a=gather",
             )
 
     def _compiled(self, tensors: list[Any], aligned: bool) -> Any:

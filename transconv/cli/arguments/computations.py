@@ -42,9 +42,8 @@ def expect_sizes(words: argparse.Namespace, found: Sequence[Compute]) -> None:
     if (said := getattr(words, "sizes", None)) and not any(c.named for c in found):
         what = found[0].name if found else " ".join(words.problem)
         raise ComputeError(
-            f"--sizes {said} has nothing to set: the sizes of {what} are numbers; expected "
-            "a computation with a line of sizes, or a problem with question marks, such "
-            "as mb2?ic8ih9?oc8oh9kh3ph1"
+            f"--sizes {said} has nothing to set: the sizes of {what} are numbers; expected a computation "
+            "with a line of sizes, or a problem with question marks, such as mb2?ic8ih9?oc8oh9kh3ph1"
         )
 
 

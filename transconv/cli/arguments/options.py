@@ -1,6 +1,5 @@
 """Options that several verbs share: problems, directions, schedules and targets, and FILE:NAME, what
-a user's Python file defines; the variables of the environment, which are checked before a verb starts.
-"""
+a user's Python file defines; the variables of the environment, which are checked before a verb starts."""
 
 from __future__ import annotations
 
@@ -47,6 +46,10 @@ class Parser(argparse.ArgumentParser):
     ) -> None:
         """An option with one value of a kind (``ranges``)."""
         self.add_argument(name, metavar=metavar, help=help, default=default, type=kind)
+
+    def flag(self, name: str, help: str) -> None:
+        """An option without a value."""
+        self.add_argument(name, help=help, action="store_true")
 
     def error(self, message: str) -> NoReturn:
         if message.startswith("the following arguments are required") and (left := self.unknown()):
@@ -115,16 +118,12 @@ def add_problem(to: Parser, or_file: bool = False, least: int = 1) -> None:
     to.option("--layout", "TAG", "memory order: nchw, nhwc, nChw16c, or three as src:wei:dst")
 
 
-def add_schedule(to: argparse.ArgumentParser) -> None:
-    to.add_argument(
+def add_schedule(to: Parser) -> None:
+    to.option(
         "--schedule",
-        "--config",
-        dest="schedule",
-        metavar="S",
-        type=str,
-        help="one line such as 'mb.oh.ow:128 oc:128 ic:64 | mma | stages=3 warps=8'; "
-        "`transconv words` explains each word; default: chosen by "
-        "transconv",
+        "S",
+        "one line such as 'mb.oh.ow:128 oc:128 ic:64 | mma | stages=3 warps=8'; "
+        "`transconv words` explains each word; default: chosen by transconv",
     )
 
 
@@ -160,9 +159,8 @@ def problem(words: argparse.Namespace) -> ConvProblem:
     """The one problem of the command line. Raises ProblemError."""
     if exists(words.problem[0]):
         raise ProblemError(
-            f"'{words.problem[0]}' is a file; {words.verb} takes one problem, such as "
-            f"{EXAMPLE}, or a file with a computation, whose first line is compute NAME "
-            "(run and tune take lists)"
+            f"'{words.problem[0]}' is a file; {words.verb} takes one problem, such as {EXAMPLE}, or a "
+            "file with a computation, whose first line is compute NAME (run and tune take lists)"
         )
     return dressed(described(words.problem), words)
 
@@ -193,19 +191,19 @@ def each_described(words: Sequence[str]) -> list[ConvProblem]:
 
 
 def problems(words: argparse.Namespace) -> list[tuple[ConvProblem, Prop]]:
-    """Every problem of the command line or of the file it names, with every requested direction. Raises
-    ProblemError where there is none."""
-    path = Path(words.problem[0])
-    if len(words.problem) == 1 and exists(path):
-        listed = list(iter_problems(path))
+    """Every problem of the command line or of the files that it names, with every requested direction.
+    Raises ProblemError where there is none."""
+    if all(exists(w) for w in words.problem):
+        listed = [pair for w in words.problem for pair in iter_problems(Path(w))]
     else:
-        listed = [(described(words.problem), None)]
+        listed = [(p, None) for p in each_described(words.problem)]
     directions = props(words)
     found = [
         (dressed(p, words), prop) for p, way in listed for prop in directions if way is None or way is prop
     ]
     if not found:
-        raise ProblemError(f"{path} has no problem with --prop {words.prop}; expected at least one")
+        named = " ".join(words.problem)
+        raise ProblemError(f"{named} has no problem with --prop {words.prop}; expected at least one")
     return found
 
 

@@ -1,8 +1,7 @@
 """Argument types of the command line: numbers in a range, words of a list, files that can be written.
 
 Each is for ``type=`` of an option: it returns the value, or raises ArgumentTypeError, one line that
-argparse prints with the option's name.
-"""
+argparse prints with the option's name."""
 
 from __future__ import annotations
 

@@ -7,8 +7,7 @@ A prologue is a name for each operand of a product that is computed before it is
                                            let s = sum(s_a*s_b; k)
 
 Only where that makes a product of matrices, which the matrix unit multiplies in the type of the factors:
-``sum(bf16(relu(x))*w; k)`` of bf16 operands takes bf16, ``sum(relu(x)*w; k)`` is a product of f32.
-"""
+``sum(bf16(relu(x))*w; k)`` of bf16 operands takes bf16, ``sum(relu(x)*w; k)`` is a product of f32."""
 
 from __future__ import annotations
 
@@ -29,8 +28,7 @@ def with_roles(compute: Compute) -> Compute:
 
     A reduced axis that shares a coordinate with one that is not reduced is a window. In a product, M axes
     are positions, N axes and other K axes features, B axes batches. Without a product all axes are
-    positions; but if nothing is reduced, the axis with the smallest stride in the result is a feature.
-    """
+    positions; but if nothing is reduced, the axis with the smallest stride in the result is a feature."""
     return replace(compute, axes=tuple(replace(x, role=_role(x, compute)) for x in compute.axes))
 
 

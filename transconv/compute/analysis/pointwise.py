@@ -6,8 +6,7 @@
 
 From this list follow the IR's expression, the derivative, the value in torch and how far it may be off.
 Texts are Python: arithmetic, comparisons, and calls of the table's operations, whose last arguments may be
-numbers.
-"""
+numbers."""
 
 from __future__ import annotations
 

@@ -12,8 +12,7 @@ coordinate is an axis (kept), an axis by a number (neighbours share a place), or
 are reduced. Of rows, which are reduced along some axes, or of a map a statistic keeps those axes and
 reduces others: so the gradient of a norm's weight leaves with that of its input. Squared deviations take
 those of each tile, with its own mean (Chan, Golub, LeVeque 1979), and the sum that a store before them has
-of the same value.
-"""
+of the same value."""
 
 from __future__ import annotations
 

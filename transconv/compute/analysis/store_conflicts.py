@@ -2,8 +2,7 @@
 
 Programs run in any order, so if two points stored to one element, either value could be the last.
 Additions have no order. For most stores the coordinates prove that elements are distinct; for others, all
-elements are enumerated, unless sizes are arguments: then it has to be proved of all sizes.
-"""
+elements are enumerated, unless sizes are arguments: then it has to be proved of all sizes."""
 
 from __future__ import annotations
 

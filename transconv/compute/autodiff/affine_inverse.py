@@ -10,8 +10,7 @@ One coordinate is inverted for one axis. Candidates follow from the expression, 
     x[reflect(i - 2, 8)]                               i = p + 2, 2 - p, 16 - p, if in the range of i
 
 Because sizes are numbers, all positions are then enumerated: this drops candidates that are not needed,
-finds the condition of each, and proves that no position is missing.
-"""
+finds the condition of each, and proves that no position is missing."""
 
 from __future__ import annotations
 

@@ -22,8 +22,7 @@ by numbers and by expressions of axes:
     read  x = X[wrap(i - 2, 8)]          read  g = G[p + turn*8 - 6]
     store Y[i] = x                  ->   store dX[p] = sum(g; turn)
 
-Gradients that need no matrix product are stored by one text, all others by one each.
-"""
+Gradients that need no matrix product are stored by one text, all others by one each."""
 
 from __future__ import annotations
 

@@ -11,8 +11,7 @@ outside of its own. Heads may be divided by their norm; then the sum over k is w
     store Y[n, c-0, e, t] = a * l2          let l2 = rsqrt(sum(a*a; e) + eps), of e features of a head c
     store Y1[n, c-8, e, t] = a
 
-Every function takes the operands and the results as ``Strided``, and returns a ``Formula``.
-"""
+Every function takes the operands and the results as ``Strided``, and returns a ``Formula``."""
 
 from __future__ import annotations
 

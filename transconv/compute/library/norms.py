@@ -6,8 +6,7 @@ each row and ``R``, one over its deviation, which are stored in the type of arit
 
 A norm whose rows are in several places takes ``moments`` of the rows that are here, and makes of each
 element what it is once those of all rows are known (``scaled``): x [n, c, ...] is normalised over the dims
-after c; moments and factors are [n, c].
-"""
+after c; moments and factors are [n, c]."""
 
 from __future__ import annotations
 

@@ -16,8 +16,7 @@ kernels take as arguments: for the values of a page it is the same computation, 
 sizes. Its line of sizes, with ranges and examples, is the caller's.
 
 A ``LibraryFormula`` is the result of a library function: the text of a computation, the texts of its
-gradients, and how torch's tensors map to the tensors in the texts.
-"""
+gradients, and how torch's tensors map to the tensors in the texts."""
 
 from __future__ import annotations
 

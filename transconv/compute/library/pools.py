@@ -2,8 +2,7 @@
 take the number of windows instead of their size.
 
 Sizes of windows, strides, padding and dilation are tuples, with one number for each of these dims. Padding
-is never the maximum, and counts in a mean only with ``pads``.
-"""
+is never the maximum, and counts in a mean only with ``pads``."""
 
 from __future__ import annotations
 

@@ -6,8 +6,7 @@
 A reduction is one row of a table, a text and the text of its gradient. Results have torch's shapes; values
 are computed in f32, or in f64 if a tensor is f64. Rows:
 ``sum mean prod amax amin max_of_all min_of_all logsumexp var std norm any all``. ``extreme`` gives argmax
-and argmin. Products are batched and broadcast, with bias and activation.
-"""
+and argmin. Products are batched and broadcast, with bias and activation."""
 
 from __future__ import annotations
 

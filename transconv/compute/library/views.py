@@ -2,8 +2,7 @@
 one read through a view, or a ``where`` of reads; gradients are derived from the views
 (autodiff/gradient_stores.py).
 
-Every function takes the operands and the result as ``Strided``, and returns a ``Formula``.
-"""
+Every function takes the operands and the result as ``Strided``, and returns a ``Formula``."""
 
 from __future__ import annotations
 

@@ -5,8 +5,7 @@
 
 Only operations on what depends on the input are recorded; those on parameters alone run while the
 model is recorded, and their results are constants. Operations in place are recorded as those that make a
-new tensor.
-"""
+new tensor."""
 
 from __future__ import annotations
 

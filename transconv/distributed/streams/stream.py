@@ -3,8 +3,7 @@ rows read of earlier ones.
 
 The operations of a call are captured once (graph_capture.py); along time each has a rule (time_rules.py).
 At a call an operation makes the rows that have all that they read, and keeps the operand's rows that later
-ones read. So the pieces may have any length, and the state is as long as the relation says.
-"""
+ones read. So the pieces may have any length, and the state is as long as the relation says."""
 
 from __future__ import annotations
 
@@ -516,8 +515,7 @@ def streaming(model: nn.Module, latency: int = 0, dim: int = 2, record: bool = T
     Convolutions are computed by kernels to which the length is an argument, so that the pieces have the
     bits of the whole; where there is no kernel, torch computes them. TypeError for what is no module,
     ValueError for a latency below 0; at the first call Unsupported, with the operation's name and the
-    cure, for models that look ahead, that norm or attend over time, or whose operations have no rule.
-    """
+    cure, for models that look ahead, that norm or attend over time, or whose operations have no rule."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"streaming: model: expected a torch.nn.Module, got {type(model).__name__}")
     if not isinstance(dim, int) or isinstance(dim, bool):

@@ -2,8 +2,7 @@
 how it computes some of them.
 
 A rule is found from two captures of different length (graph_capture.py). An operation without a rule, and
-one whose rows depend on the end of the stream, is refused by its name.
-"""
+one whose rows depend on the end of the stream, is refused by its name."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """The launches of computations: of texts, and of workloads that several texts are, each made once for a
-device. What torch says of the tensors of a text.
-"""
+device. What torch says of the tensors of a text."""
 
 from __future__ import annotations
 

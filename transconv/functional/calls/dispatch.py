@@ -3,8 +3,7 @@
 For plain eager tensors, the launches of calls with the same properties are looked up. Torch computes calls
 under functorch's transforms, with forward derivatives and of tensor subclasses; compilers and dispatch
 modes see the operator ``transconv::function``. ``explain`` says what a call would launch and why, without
-launching it.
-"""
+launching it."""
 
 from __future__ import annotations
 

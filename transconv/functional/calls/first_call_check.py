@@ -5,8 +5,7 @@ machine is compared with its text, computed at samples (``Launch.start``). Where
 route's result and its gradients are also compared with torch's own function, once in a process, and for
 some sizes where these are arguments (``FirstSizes``); for large ones the memory may not suffice. Triton's
 interpreter is not checked, unless TRANSCONV_TRUST=always. Of kernels for which torch answered, a thread
-compares the first results, on copies of a call's tensors, and torch answers until it has.
-"""
+compares the first results, on copies of a call's tensors, and torch answers until it has."""
 
 from __future__ import annotations
 

@@ -6,8 +6,7 @@
 
 While a graph is traced the second becomes the first, of the texts of its formula and of its gradients, or
 torch's operations where no kernel may take the tensors. Outside of graphs gradients are kernels of a
-route, by autograd functions; torch's operations where gradients are differentiated themselves.
-"""
+route, by autograd functions; torch's operations where gradients are differentiated themselves."""
 
 from __future__ import annotations
 

@@ -5,8 +5,7 @@ Views become coordinates. Names are counted, so that groups that do the same hav
 kernel: blocks of a network repeat.
 
 A tensor has the dims of its value until all its reads and stores are known. Then some fall out, or become
-others, which count the same elements: what a schedule sees is a rectangle of axes.
-"""
+others, which count the same elements: what a schedule sees is a rectangle of axes."""
 
 from __future__ import annotations
 

@@ -6,8 +6,7 @@ while they stand at its own positions: maps, casts, residuals, reshapes, permuta
 reductions over the same axes. Everything else is stored and read by a later kernel.
 
 The costs are counts and a roofline, which decisions of a plan need; the estimate of a kernel's schedule is
-the cost room's.
-"""
+the cost room's."""
 
 from __future__ import annotations
 

@@ -12,8 +12,7 @@ What is stored lies in memory in torch's order, but for images of convolutions. 
 boxes of features, and what stands between them is as fast in any order that all have in common. So values
 that a convolution reads or makes, and those that maps, pads, windows and concatenations connect with such
 ones, lie with features last, whatever torch says; what is handed out keeps its order, but for what only
-the backward graph sees (regions/aot_graphs.py).
-"""
+the backward graph sees (regions/aot_graphs.py)."""
 
 from __future__ import annotations
 

@@ -15,8 +15,7 @@ reads a plain tensor, in boxes. What is no kernel's own result, such as a tensor
 copied to its slice. A concatenation that begins another one is a slice of it: in a network in which each
 layer reads all results before it, they are parts of one tensor.
 
-Each edge between two kernels has the reason why it is one.
-"""
+Each edge between two kernels has the reason why it is one."""
 
 from __future__ import annotations
 

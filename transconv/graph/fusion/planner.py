@@ -10,8 +10,7 @@ A value is stored, or what it is made of:
     sum -> expand -> sub      the sum is stored, not its copies
 
 What moves fewer bytes is taken: those that are written and read, beside those that are read to evaluate a
-value again. And what could be evaluated where it is read is written once where that costs less.
-"""
+value again. And what could be evaluated where it is read is written once where that costs less."""
 
 from __future__ import annotations
 

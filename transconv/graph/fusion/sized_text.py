@@ -3,8 +3,7 @@
 A text is written once, with the sizes of axes and tensors in braces. In the named form the names are
 arguments of the kernel. They are counted in the order of the text, so that parts of a network that do the
 same at other resolutions have the same text. What cannot be said with names has a text of numbers for the
-sizes of each call.
-"""
+sizes of each call."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Rows of operations element by element, and of tensors that are made of no other ones.
 
-Values are computed in f32 (f64 in f64), and rounded by casts and where they are stored.
-"""
+Values are computed in f32 (f64 in f64), and rounded by casts and where they are stored."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """Rows of windows: pools, of one size or of sizes that their places tell, and gradients that gather, in
-which each element of the input sums those of the result that it went to.
-"""
+which each element of the input sums those of the result that it went to."""
 
 from __future__ import annotations
 

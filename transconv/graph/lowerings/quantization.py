@@ -16,8 +16,7 @@ maps and products of floats. Behind the sum (integers in s32, floats in f32) sta
     [activation] [* (1/output_scale)] [+ zero point], rounded once
 
 What is quantised is divided by its scale and rounded once, with the zero point: where torch multiplies by
-1/scale and rounds before it adds, halves may go to the other neighbour.
-"""
+1/scale and rounds before it adds, halves may go to the other neighbour."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 A rule takes a ``NodeCall`` and returns a piece, or a tuple of them; it raises ``NotOurs`` for what it does
 not translate, with the reason. The other files of this folder enter the rows; what rules are made of is
-here.
-"""
+here."""
 
 from __future__ import annotations
 

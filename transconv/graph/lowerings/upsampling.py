@@ -6,8 +6,7 @@
 
 Taps that meet the same element are added up in the weight, once. Of a 3x3 filter behind an image that is
 twice as large 4 products of 9 are left for each place, and the large image is never written. Whether that
-is faster the estimates decide (regions/region_kernels.py).
-"""
+is faster the estimates decide (regions/region_kernels.py)."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 An ``IndexLine`` is an integer that the position tells: (position*up + add) // down, between a least
 and a most one. Indices of nearest and linear interpolation, ends of windows of unlike sizes, and parts,
-flips and repeats of these are such numbers. What is found gives exactly the values at hand.
-"""
+flips and repeats of these are such numbers. What is found gives exactly the values at hand."""
 
 from __future__ import annotations
 

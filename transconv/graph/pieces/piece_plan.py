@@ -18,8 +18,7 @@ pass that makes them on. Then the change is made that costs the least time for e
 
 Of several ranks each runs as many pieces of a pass, neighbours, and has of a kept tensor what it makes and
 what its pieces read. Behind a pass the ranks exchange what they lack. One plan is for all of them: it is
-looked for with what a rank in the middle has, and then added up for each.
-"""
+looked for with what a rank in the middle has, and then added up for each."""
 
 from __future__ import annotations
 

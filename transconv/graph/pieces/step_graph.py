@@ -9,8 +9,7 @@ goes through the digit of what it reads, and through a digit of all that it stor
 it needs its operands whole, as a step does that reads the digit along another axis (keys of an attention).
 
 Statistics leave parts of tiles, which whole steps combine. A norm that is one kernel of long rows becomes
-several: sums of blocks of the digit, what combines them, and what is computed with them.
-"""
+several: sums of blocks of the digit, what combines them, and what is computed with them."""
 
 from __future__ import annotations
 

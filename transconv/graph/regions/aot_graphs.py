@@ -13,8 +13,7 @@ that lie so.
 
 What a graph writes to its inputs, such as running statistics, it writes at its end, ``copy_(input,
 value)``. The values become results, and all inputs are written by one call behind the graph: a launch for
-each takes the host longer than the kernels.
-"""
+each takes the host longer than the kernels."""
 
 from __future__ import annotations
 

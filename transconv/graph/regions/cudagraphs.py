@@ -9,8 +9,7 @@ buffers are copied to where the recorded kernels read them.
 In the pool of the CUDA graphs results alone outlive a call. torch lists those that are there, has Python
 collect cycles if the pool has more, and then misses what only a cycle had held ("not allocated in pool").
 A first call may leave cycles with all of its tensors, such as the traceback of a kernel that could not be
-loaded. So they are collected as it ends.
-"""
+loaded. So they are collected as it ends."""
 
 from __future__ import annotations
 

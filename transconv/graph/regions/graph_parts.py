@@ -1,6 +1,5 @@
 """The regions of a graph, and how values go from one to the next; each runs as kernels or as torch's
-operators.
-"""
+operators."""
 
 from __future__ import annotations
 
@@ -16,6 +15,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from transconv.calls.route_cache import PASSING
 from transconv.calls.settings import settings
+from transconv.functional import attention
 from transconv.graph import graph_report
 from transconv.graph.fusion.groups import Edge, Price
 from transconv.graph.regions.batch_invariance import refuse_adding
@@ -201,8 +201,11 @@ class Parts:
         }
 
     def questions(self, sizes: Mapping[str, int]) -> list[PlanRequest]:
-        """What the kernels are asked for."""
-        return [q for found in self.launches() for q in found.questions(sizes)]
+        """What the kernels are asked for, with those of operators in regions of torch."""
+        calls = [n for part in self.parts for n in part.region.nodes if n.target is attention.attention]
+        given = [[getattr(x, "meta", {"val": x})["val"] for x in n.args] for n in calls]
+        own = [q for found in self.launches() for q in found.questions(sizes)]
+        return own + [q for call in given for q in attention.questions(*call)]
 
     def edges(self) -> tuple[Edge, ...]:
         """The values that go through memory."""

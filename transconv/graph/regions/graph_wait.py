@@ -6,8 +6,7 @@
     kernels answer     all of a graph's, from one call on, which finds that done
 
 What forward graphs leave lies as kernels have it, whoever answers, so that each graph changes over by
-itself. What has no room, is wrong or cannot be told is left to the call that takes the kernels over.
-"""
+itself. What has no room, is wrong or cannot be told is left to the call that takes the kernels over."""
 
 from __future__ import annotations
 

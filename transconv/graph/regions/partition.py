@@ -2,8 +2,7 @@
 
 Regions run one after another. Of torch's nodes none passes another, and no node at all passes one that
 writes to memory that it is handed. Random numbers are drawn by torch, in the graph's order; kernels draw
-none and may pass them. A node is translated into a piece by its row in the table of operations.
-"""
+none and may pass them. A node is translated into a piece by its row in the table of operations."""
 
 from __future__ import annotations
 

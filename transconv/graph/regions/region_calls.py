@@ -11,8 +11,7 @@ out for its kernels, in which every tensor is a local variable.
         return [b0, a1]
 
 A dictionary of tensors, and lists made for each launch, take the host as long as the launches. So does
-memory for each kernel's workspaces: launches follow each other, and share it.
-"""
+memory for each kernel's workspaces: launches follow each other, and share it."""
 
 from __future__ import annotations
 

@@ -11,8 +11,7 @@ A map may write its result over an operand that nothing needs behind it:
 
     z = silu(y * scale + shift)      an element of y is read by the program that writes that of z
 
-A map reads all elements of a tile before it writes them, and no two tiles have one in common.
-"""
+A map reads all elements of a tile before it writes them, and no two tiles have one in common."""
 
 from __future__ import annotations
 

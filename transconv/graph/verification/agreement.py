@@ -9,8 +9,7 @@ Each is computed where those before do not suffice: what one allows, the others 
 
 An error is too large above four times that of torch's own result and of the rounded ones, against the
 exact one. An element that rounding moves over an edge, such as that of a cast to integers, may be on
-either side. Indices that were chosen among values are judged by the values that they select.
-"""
+either side. Indices that were chosen among values are judged by the values that they select."""
 
 from __future__ import annotations
 

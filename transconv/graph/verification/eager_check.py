@@ -15,9 +15,7 @@ off. A result that is not torch's is left as a folder:
     inputs.pt     the tensors of the calls
     kernel.txt    the kernel's computation
 
-``transconv report-wrong FOLDER/case.py`` makes a report of it (see
-verification/wrong_report.py).
-"""
+``transconv report-wrong FOLDER/case.py`` makes a report of it (see verification/wrong_report.py)."""
 
 from __future__ import annotations
 

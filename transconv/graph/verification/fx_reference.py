@@ -9,8 +9,7 @@ operands, and errors of roundings do not add up along a network.
                  ^ known                 argmax is asked for: one operation of torch
 
 A known value is let go behind the last node that may ask for it. No random numbers are drawn, and nothing
-is written to: where a value would need that, there is none.
-"""
+is written to: where a value would need that, there is none."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """A wrong result as a report that can be sent: the smallest inputs, versions, the kernels, both results.
 
 A function is computed by torch, in f64, and by kernels of ours, which nothing else checks then. Where the
-last is wrong, the sizes of the inputs are halved as long as it stays wrong.
-"""
+last is wrong, the sizes of the inputs are halved as long as it stays wrong."""
 
 from __future__ import annotations
 

@@ -3,8 +3,7 @@
     Transconv VAE      a VAE whose encoder and decoder are compiled graphs; switched off, torch's again
     Transconv Model    a copy of a model, patched: while it is loaded, its calls are compiled graphs
 
-ComfyUI loads the folder by its path and reads the two mappings at the end.
-"""
+ComfyUI loads the folder by its path and reads the two mappings at the end."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 The interpreter computes a row's ``numpy``, the verifier checks arity and types, and the emitters write
 ``triton`` or ``gluon``. For what these languages lack the row has its source text. All reductions
-propagate NaN, as in NumPy.
-"""
+propagate NaN, as in NumPy."""
 
 from __future__ import annotations
 
@@ -533,50 +532,34 @@ CALLS: dict[str, Callee] = {
 """Functions of values, by the name in a ``Call``."""
 
 
-CALLS |= {
-    name: Callee(
-        n,
-        packed_bytes.bytes_in_numpy,
-        name,
-        name,
-        helper=packed_bytes.bytes_helper(n),
-        floats=(),
-        ints=True,
-        off=0.0,
-        result=i32,
+def _of_codes(
+    name: str,
+    arity: int,
+    numpy: Callable[..., Array],
+    helper: str,
+    result: DType = i32,
+    typed: bool = True,
+) -> Callee:
+    """A function of integers, which are i32 where ``typed``, without rounding on any chip."""
+    takes = (i32,) * arity * typed
+    return Callee(
+        arity, numpy, name, name, helper=helper, floats=(), ints=True, off=0.0, result=result, takes=takes
     )
+
+
+CALLS |= {
+    name: _of_codes(name, n, packed_bytes.bytes_in_numpy, packed_bytes.bytes_helper(n), typed=False)
     for n, name in packed_bytes.BYTES.items()
 }
 CALLS |= {
-    name: Callee(
-        2,
-        packed_bytes.shifted_in_numpy(n),
-        name,
-        name,
-        helper=packed_bytes.shifted_helper(n),
-        floats=(),
-        ints=True,
-        off=0.0,
-        result=i32,
-        takes=(i32, i32),
-    )
+    name: _of_codes(name, 2, packed_bytes.shifted_in_numpy(n), packed_bytes.shifted_helper(n))
     for n, name in packed_bytes.SHIFTED.items()
 }
 CALLS |= {
-    name: Callee(
-        3,
-        packed_bytes.products_in_numpy(*types),
-        name,
-        name,
-        helper=packed_bytes.products_helper(*types),
-        floats=(),
-        ints=True,
-        off=0.0,
-        result=i32,
-        takes=(i32, i32, i32),
-    )
+    name: _of_codes(name, 3, packed_bytes.products_in_numpy(*types), packed_bytes.products_helper(*types))
     for types, name in packed_bytes.PRODUCTS.items()
 }
+CALLS |= {name: _of_codes(name, 1, *row, result=f32) for name, row in packed_bytes.CODES.items()}
 
 
 def helpers(

@@ -1,9 +1,9 @@
 """Rows of ``CALLS`` for words of four bytes: bytes of up to four numbers as a word, and the products of
-two words added to a sum, which NVIDIA's chips compute at once (``dp4a``).
+two words added to a sum, which NVIDIA's chips compute at once (``dp4a``); and for the floats of a code,
+an integer that memory holds in a byte or half of one.
 
 A thread that holds four neighbouring elements of each number transposes them, four words by four: eight
-permutations of bytes. So the helpers ask for four elements of 8 bits at a time (``pack=4``).
-"""
+permutations of bytes. So the helpers ask for four elements of 8 bits at a time (``pack=4``)."""
 
 from __future__ import annotations
 
@@ -111,3 +111,37 @@ def products_in_numpy(left: DType, right: DType) -> Any:
 
 PRODUCTS = {(x, y): f"products_of_{x}_{y}" for x in (i8, u8) for y in (i8, u8)}
 """The rows that add the products of two words to a sum, by the types of their bytes."""
+
+# The bits of f32 of a code: exponents of f4e2m1 begin at 1, those of f32 at 127, and a code has its point
+# 22 bits lower. Subnormal codes are 0 and 1.
+F4E2M1 = '''
+@{jit}
+def f4e2m1(code):
+    """The float of 4 bits with this code: 0, 0.5, 1, 1.5, 2, 3, 4 and 6; of 8 and more their negatives."""
+    size = code & 7
+    bits = {tl}.where(size > 1, (size << 22) + 1056964608, size * 1056964608)
+    return (bits | (code & 8) << 28).to({tl}.float32, bitcast=True)
+'''
+F8E8M0 = '''
+@{jit}
+def f8e8m0(code):
+    """2**(code - 127), NaN for 255."""
+    bits = {tl}.where(code == 0, 4194304, {tl}.where(code == 255, 2143289344, code << 23))
+    return bits.to({tl}.float32, bitcast=True)
+'''
+_F4E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
+
+
+def f4e2m1_in_numpy(code: Array) -> Array:
+    """The floats of 4 bits with these codes."""
+    return np.asarray(np.concatenate([_F4E2M1, -_F4E2M1])[np.asarray(code, np.int64) & 15])
+
+
+def f8e8m0_in_numpy(code: Array) -> Array:
+    """The powers of two with these codes."""
+    code = np.asarray(code, np.int64)
+    return np.where(code == 255, np.nan, np.ldexp(1.0, code - 127)).astype(np.float32)
+
+
+CODES = {"f4e2m1": (f4e2m1_in_numpy, F4E2M1), "f8e8m0": (f8e8m0_in_numpy, F8E8M0)}
+"""The rows that make f32 of a code, by the float's name: the meaning and the source."""

@@ -10,8 +10,7 @@ down, so that the mean of many results is the number that was rounded:
             other one than chance says, as a share of their distance
 
 A word depends on the seed and on the place of an element alone, so results are the same in every kernel
-and every interpreter. For seeds that are not negative it is Triton's ``tl.randint(seed, element)``.
-"""
+and every interpreter. For seeds that are not negative it is Triton's ``tl.randint(seed, element)``."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """The value of an expression of sizes, such as the extent of a tensor or a requirement.
 
 Where calls must take the host little time, functions are written out as Python's text: what would be a
-loop over tensors, or a look at a switch, is then a line.
-"""
+loop over tensors, or a look at a switch, is then a line."""
 
 from __future__ import annotations
 

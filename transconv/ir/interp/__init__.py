@@ -1,4 +1,3 @@
 """The interpreter of the IR: executes kernels in NumPy, and finds races and deadlocks.
 
-In: a kernel and arrays. Out: the arrays after it. Knows: the nodes of the IR.
-"""
+In: a kernel and arrays. Out: the arrays after it. Knows: the nodes of the IR."""

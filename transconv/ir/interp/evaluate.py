@@ -2,8 +2,7 @@
 they read: a flat array per tensor, with a record of the writes.
 
 Every value is an array of one fixed rank. Each independent loop around and each lane has an axis of its
-own; a value has size 1 along the axes that it does not depend on, and NumPy broadcasts it.
-"""
+own; a value has size 1 along the axes that it does not depend on, and NumPy broadcasts it."""
 
 from __future__ import annotations
 
@@ -37,12 +36,10 @@ class InterpError(RuntimeError):
 class Memory:
     """Flat arrays by tensor name, written in place, with a record of every write.
 
-    ``buffers[name]`` is 1-D, has ``tensor.layout.span`` elements and the type
-    ``tensor.dtype.numpy`` (a bf16 tensor is a float32 array of bf16 values). Within one launch an
-    element is stored at most once, or only added to. Kernels that run on the same memory belong to
-    one launch until ``new_launch`` is called. Which elements were ever written (``check_written``) is
-    kept across launches.
-    """
+    ``buffers[name]`` is 1-D, has ``tensor.layout.span`` elements and the type ``tensor.dtype.numpy`` (a
+    bf16 tensor is a float32 array of bf16 values). Within one launch an element is stored at most once, or
+    only added to. Kernels that run on the same memory belong to one launch until ``new_launch`` is called.
+    Which elements were ever written (``check_written``) is kept across launches."""
 
     def __init__(self, buffers: Mapping[str, Array]) -> None:
         self.buffers = dict(buffers)
@@ -174,8 +171,7 @@ def position(flat: int, shape: tuple[int, ...]) -> tuple[int | None, ...]:
 def contract(x: Array, y: Array, summed: list[int], dtype: np.dtype[np.generic]) -> Array:
     """The product of two arrays of one rank, summed over the axes ``summed``, which get size 1.
 
-    Axes that both arrays have and that are not summed are batch axes of one ``matmul``.
-    """
+    Axes that both arrays have and that are not summed are batch axes of one ``matmul``."""
     rank = x.ndim
     both = [i for i in range(rank) if x.shape[i] > 1 and y.shape[i] > 1]
     inner = [i for i in both if i in summed]
@@ -218,8 +214,7 @@ def _held(x: Array, as_type: DType) -> Array:
 class Evaluator:
     """Values of expressions, with variables bound by ``env``, where the conditions ``active`` hold.
 
-    ``axes`` gives the axis of each lane; ``rank`` is the rank of every value.
-    """
+    ``axes`` gives the axis of each lane; ``rank`` is the rank of every value."""
 
     def __init__(self, memory: Memory, axes: Mapping[ex.Lane, int], rank: int) -> None:
         self.memory = memory

@@ -3,8 +3,7 @@
 Independent loops and lanes are axes of arrays, see ``evaluate.py``. An error names the statement and the
 indices.
 
-Analyses a kernel before it is executed: its lanes, and which loops are independent.
-"""
+Analyses a kernel before it is executed: its lanes, and which loops are independent."""
 
 from __future__ import annotations
 

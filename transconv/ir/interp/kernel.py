@@ -4,8 +4,7 @@ Independent loops (``grid``, ``parallel``, and ``tile`` unless it carries a sum)
 of arrays, see ``evaluate.py``; the other loops run in order. It is slow: use it on problems with sizes
 of 5 to 8.
 
-The semantics of warp-specialized kernels: shared memory with its hazards, and concurrent
-roles.
+The semantics of warp-specialized kernels: shared memory with its hazards, and concurrent roles.
 
 Each role is a coroutine (a thread of which only one runs at a time). It yields before every wait,
 arrival, copy and product, and a seeded random choice says what goes on: a role, or one of the copies in
@@ -13,8 +12,7 @@ flight, which land in any order. Each has a random weight, so that some are far 
 different seeds try different interleavings. Reported as errors: roles that all wait (deadlock), memory
 that is used before its copy has landed, overwritten before it was read or while it is being read, or sent
 before it was fenced, copies in flight when all roles have ended, and accumulators that are read while
-products are still being added to them.
-"""
+products are still being added to them."""
 
 from __future__ import annotations
 
@@ -43,12 +41,10 @@ def run(
     """Execute a kernel in place on flat arrays by tensor name, or on the memory of earlier kernels.
     Returns the memory.
 
-    Raises InterpError for an access out of bounds, an element that is stored twice (or both stored
-    and added to), an unbound variable, an integer division by zero, an assumption that does not
-    hold, and an element within the logical shape of a tensor named in ``outputs`` that is never
-    written. ``seed`` draws the order in which roles run; the errors of roles are listed
-    above.
-    """
+    Raises InterpError for an access out of bounds, an element that is stored twice (or both stored and
+    added to), an unbound variable, an integer division by zero, an assumption that does not hold, and an
+    element within the logical shape of a tensor named in ``outputs`` that is never written. ``seed`` draws
+    the order in which roles run; the errors of roles are listed above."""
     memory = memory if isinstance(memory, Memory) else Memory(memory)
     for tensor in kernel.params:
         reason = memory.why_not(tensor)

@@ -1,7 +1,6 @@
 """The parser of expressions as the printer writes them: nested operations are in parentheses.
 
-The tokenizer: a line of text as words and signs.
-"""
+The tokenizer: a line of text as words and signs."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """The parser of a whole kernel: notes, the line with its name, the header and the body.
 
-Statements are parsed one a line, with the blocks indented below them.
-"""
+Statements are parsed one a line, with the blocks indented below them."""
 
 from __future__ import annotations
 

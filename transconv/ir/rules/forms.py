@@ -1,7 +1,6 @@
 """Well-formedness of nodes: types, lanes, the arguments of functions, the form of loops and of boxes.
 
-Each rule has the signature ``verify.Rule``: of a ``Site``, a statement with the names in scope there.
-"""
+Each rule has the signature ``verify.Rule``: of a ``Site``, a statement with the names in scope there."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Names: one rule for those of texts, of kernels and of their parameters.
 
 Emitters print names unchanged, into Python that Triton reads. Python takes letters of other alphabets for
-those they look like (``ｂ`` is ``b``), and names between two underscores each are its own.
-"""
+those they look like (``ｂ`` is ``b``), and names between two underscores each are its own."""
 
 from __future__ import annotations
 

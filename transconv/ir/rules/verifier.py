@@ -9,8 +9,7 @@ allocated, reserved or a parameter before they are used. ``LEVELS`` also hold fo
     lanes      tiles are lanes of values, products are calls
     explicit   the same, or with explicit shared memory, barriers and roles
 
-To add a rule, write the function and add it to one of these.
-"""
+To add a rule, write the function and add it to one of these."""
 
 from __future__ import annotations
 

@@ -3,8 +3,7 @@
 A name that changes inside of one that runs at run time becomes one of the kernel that is assigned
 again: with one type and one shape. Its mask is the same in all iterations, or grows by conditions that
 do not depend on the iteration (``acc += a @ b``: those of the rows and columns), or is kept in a
-boolean tile of its own.
-"""
+boolean tile of its own."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import inspect
 import math
 import operator
 from collections.abc import Callable
@@ -85,10 +86,10 @@ def called(at: SourceReader, callee: Any, args: list[Any], words: dict[str, Any]
                 "tiles of one dimension",
                 f"np.{callee.__name__}(x, axis=0)",
             )
-        return reduced(at.b, reduction, tile_of(args[0]), *args[1:], **words)
+        return _taken(callee.__name__, 2, reduced, at.b, reduction, tile_of(args[0]), *args[1:], **words)
     for function, made in NAMED:
         if callee is function:
-            return made(at, *args, **words)
+            return _taken(callee.__name__, 1, made, at, *args, **words)
     if isinstance(callee, (DType, type)) and len(args) == 1 and not words:
         return as_type(tile_of(args[0]), _scalar_type(callee))
     if callee is len and isinstance(args[0], (Tile, ArrayView)):
@@ -149,11 +150,18 @@ def _method(at: SourceReader, callee: BoundMethod, args: list[Any], words: dict[
     in_group = isinstance(callee.of, GroupScope)
     if in_group:
         at.of_group(callee.name)
+    made = _taken(callee.name, 2, callee.function, at, callee.of, *args, **words)
+    return at.each(made) if in_group else made
+
+
+def _taken(name: str, ours: int, function: Callable[..., Any], *given: Any, **words: Any) -> Any:
+    """The result of a function, the first parameters of which are ``ours``. Refuses other arguments."""
     try:
-        made = callee.function(at, callee.of, *args, **words)
-        return at.each(made) if in_group else made
+        return function(*given, **words)
     except TypeError as error:
-        raise Refusal(f"a call of {callee.name} with other arguments than it takes ({error})") from None
+        takes = [*inspect.signature(function).parameters][ours:]
+        said = f"a call of {name} with other arguments than it takes"
+        raise Refusal(said, f"{name}({', '.join(takes)})") from error
 
 
 def _vec(at: SourceReader, x: Tile, shape: Any = None) -> Tile:
@@ -174,7 +182,7 @@ def _reshape(at: SourceReader, x: Tile, *shape: Any) -> Tile:
 
 
 def _reduction(row: functions.TileReduction) -> Callable[..., Tile]:
-    return lambda at, x, *args, **words: reduced(at.b, row, x, *args, **words)
+    return lambda at, x, axis=None, keepdims=False: reduced(at.b, row, x, axis, keepdims)
 
 
 def _running(name: str) -> Callable[..., Tile]:

@@ -19,6 +19,12 @@ from transconv.kernel.tiles.intrinsic_builder import TEXT, Builder, Unavailable,
 from transconv.kernel.tiles.kernel_builder import Building, aligned, named
 from transconv.kernel.tiles.values import PendingProduct, Tile, combined, tile_of
 
+OF_A_FUNCTION = tuple(
+    "env gone carried fixed items items_shape at base here returns "
+    "entered given written also elements".split()
+)
+"""What a reader knows of the function that it reads, and of no other."""
+
 
 class Calls(SourceReader):
     """Reads the bodies of functions. ``here``: the group, or the items whose function is read."""
@@ -88,46 +94,14 @@ class Calls(SourceReader):
     @contextmanager
     def apart(self, env: dict[str, Any], gone: dict[str, str]) -> Iterator[None]:
         """The names of another function."""
-        before = (
-            self.env,
-            self.gone,
-            self.carried,
-            self.fixed,
-            self.items,
-            self.items_shape,
-            self.at,
-            self.base,
-            self.here,
-            self.returns,
-            self.entered,
-            self.given,
-            self.written,
-            self.also,
-            self.elements,
-        )
+        before = {name: getattr(self, name) for name in OF_A_FUNCTION}
         self.env, self.gone, self.carried, self.fixed, self.base = env, gone, {}, set(), self.depth
         self.entered, self.given, self.written, self.also, self.elements = [], set(), set(), {}, set()
         self.returns = False
         try:
             yield
         finally:
-            (
-                self.env,
-                self.gone,
-                self.carried,
-                self.fixed,
-                self.items,
-                self.items_shape,
-                self.at,
-                self.base,
-                self.here,
-                self.returns,
-                self.entered,
-                self.given,
-                self.written,
-                self.also,
-                self.elements,
-            ) = before
+            vars(self).update(before)
 
     def returned(self, body: Sequence[ast.stmt]) -> Any:
         """The result of a function's statements."""

@@ -8,8 +8,7 @@
 
 The function of work-items, or of sub-groups, is read once, with tiles of all of them. Neither sees the
 values of its neighbours. A value that has dimensions (``X[i]``, a row; a vector) has them behind those
-of the work-items, or behind the one of the sub-groups.
-"""
+of the work-items, or behind the one of the sub-groups."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """Statements of a kernel's source, read into a kernel of the IR, at the level of lanes; assignments to
-names, and to elements of tiles and arrays.
-"""
+names, and to elements of tiles and arrays."""
 
 from __future__ import annotations
 

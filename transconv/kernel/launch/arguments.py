@@ -8,8 +8,7 @@ One compiled kernel serves all calls that it fits. Equal numbers share a name, s
 group's place with the end of an array is proved away where work and array have one size. A number that a
 power of two divides is passed divided by it: what follows from that (no ragged end, aligned rows) follows
 from the expression, for the simplifier and for Triton. A number below 2, and one that the kernel needs to
-know, is a constant.
-"""
+know, is a constant."""
 
 from __future__ import annotations
 
@@ -155,9 +154,8 @@ class ArrayLayout:
 @dataclass(frozen=True, slots=True)
 class Arguments:
     """The arguments of a call. ``kinds``: an ArrayLayout, a type or a boolean for each parameter;
-    ``numbers``: sizes of arrays in order and integers; ``tensors``: torch's tensors, by name;
-    ``alike``: names of arrays that share memory, each with the first of them; ``device``: of the
-    arrays."""
+    ``numbers``: sizes of arrays in order and integers; ``tensors``: torch's tensors, by name; ``alike``:
+    names of arrays that share memory, each with the first of them; ``device``: of the arrays."""
 
     kinds: dict[str, Any]
     numbers: tuple[Number, ...]

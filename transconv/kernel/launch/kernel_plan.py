@@ -2,8 +2,7 @@
 
 A record is found by a digest of all that reading the function depends on (``trace_digest.py``), the kinds
 of the arguments, and which of their numbers are constants. Where the kernel turned out to need more of
-these, the record says so, and the next look is for those.
-"""
+these, the record says so, and the next look is for those."""
 
 from __future__ import annotations
 
@@ -27,9 +26,8 @@ from transconv.target import Target
 class LoweredKernel:
     """A kernel for given arguments. ``stages``: it after each pass; ``source``: its text; ``arguments``:
     the names of the kernel's parameters in the order of the launch; ``numbers``: those of them that are
-    floats of the call; ``sizing``: how its integers became sizes that are
-    arguments; ``fixed``: the places of those that the kernel needs to know; ``plain``: of those
-    whose divisors do not matter."""
+    floats of the call; ``sizing``: how its integers became sizes that are arguments; ``fixed``: the places
+    of those that the kernel needs to know; ``plain``: of those whose divisors do not matter."""
 
     name: str
     group: Group

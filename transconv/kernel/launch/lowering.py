@@ -11,8 +11,7 @@ Reductions over few elements are written out, in a thread's registers, without e
 
 Elements are added in their order, as a loop adds them, with one rounding for a product and its sum
 (``fma(d_2, d_2, fma(d_1, d_1, d_0*d_0))``). Only what nothing else reads is divided, so that nothing is
-computed twice; loads may be repeated where they are small beside what is computed of them.
-"""
+computed twice; loads may be repeated where they are small beside what is computed of them."""
 
 from __future__ import annotations
 
@@ -223,9 +222,8 @@ def _check_limits(source: FunctionSource, kernel: ir.Kernel, warps: int, target:
     name, elements, dtype = _largest(kernel, stored=True)
     if elements > MOST_ELEMENTS:
         raise KernelError(
-            f"{source.name}: the tile {name} has {elements} elements, "
-            f"{elements * dtype.bytes} bytes; expected up to {MOST_ELEMENTS} elements: a "
-            "smaller group, or a loop"
+            f"{source.name}: the tile {name} has {elements} elements, {elements * dtype.bytes} bytes; "
+            f"expected up to {MOST_ELEMENTS} elements: a smaller group, or a loop"
         )
 
 

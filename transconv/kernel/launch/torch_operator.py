@@ -49,8 +49,7 @@ def as_operator(
 
     ``backward``: a kernel whose parameters are named after arguments and results of this one, ``grad_Y``
     for the gradient of a result, and ``grad_X`` for that of an argument, which it writes. Raises
-    KernelError for names that do not fit.
-    """
+    KernelError for names that do not fit."""
     made = Operator(kernel, name, group, _made(kernel, name, results))
     return made.registered(backward)
 

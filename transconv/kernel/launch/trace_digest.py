@@ -7,8 +7,7 @@ it calls, and the values of the names around them.
         ... lib.silu(x) * SCALE[0] ...          lib.silu: its lines and names; SCALE: tuple 2.0 0.5
 
 Names are taken from the trees of the functions, so the digest has more than a trace reads, and never
-less. A value that no text tells from others, such as a user's object with methods, has no digest.
-"""
+less. A value that no text tells from others, such as a user's object with methods, has no digest."""
 
 from __future__ import annotations
 

@@ -5,8 +5,7 @@ shape of a group is never changed behind the kernel's back; it is open where the
 numbers as its sizes. A record holds for calls of one kind whose sizes have as many binary digits each.
 
 From the words that the compiler chooses, each word is changed in turn while that makes the kernel faster.
-A candidate runs on copies of the arguments, and has to give what the kernel gave without tuning.
-"""
+A candidate runs on copies of the arguments, and has to give what the kernel gave without tuning."""
 
 from __future__ import annotations
 

@@ -9,8 +9,7 @@ A chip's compilers miscompile a few kernels, the same way every time. So the fir
 a machine is followed by a simulation of its last, its first and two other groups, on the arrays as they
 were before, and the elements that these groups write are compared. The arrays stay where they are: an
 element is copied from its device when a group reads it. What a group adds in one step, to which others
-may add, is not compared; nor is a group that takes longer than some milliseconds: the log says so.
-"""
+may add, is not compared; nor is a group that takes longer than some milliseconds: the log says so."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 Items run in lockstep: each to its end, or to a barrier, before the next one does. The first item runs
 in the calling thread. Only if it reaches a barrier the others get threads of their own, of which one
-runs at a time; so the order is the same in every simulation, and a debugger stops where it is told to.
-"""
+runs at a time; so the order is the same in every simulation, and a debugger stops where it is told to."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 The function stays as it is; it finds what also takes tiles under the same names. So a Python body means
 something for arrays, too, which a chip may spell in another way. Where a function has no body in
-Python, an intrinsic builds in the simulator all that is no text of a chip.
-"""
+Python, an intrinsic builds in the simulator all that is no text of a chip."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 Groups run one after the other, and so do the items of a group between two barriers. On a chip they run in
 any order: two accesses conflict if they belong to different groups, or to different items of a group with
-no barrier between them, and one of them writes.
-"""
+no barrier between them, and one of them writes."""
 
 from __future__ import annotations
 

@@ -3,8 +3,7 @@
 An operation makes a new value. Only ``t[...] = v`` and ``out=`` change a tile, and activate elements. A
 product that is written in a sum, ``x + a * b`` or ``(a * b).sum()``, is rounded once: a compiled kernel
 sees the source; in the simulator a product notes the instruction of Python that made it. It is written
-in the sum if the same function is executing, and has stored nothing to a name since.
-"""
+in the sum if the same function is executing, and has stored nothing to a name since."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 A slice does not read. ``load`` makes a tile of the wanted shape, in which elements outside of the slice
 are inactive; ``store`` writes active elements that are inside of the destination. Elements at places
-that tiles tell (``x[i, j]``) are read, written, and added to.
-"""
+that tiles tell (``x[i, j]``) are read, written, and added to."""
 
 from __future__ import annotations
 

@@ -4,8 +4,7 @@ assembly, and functions of the chip's own library.
 Functions that a user spells in Triton become rows of ``ir.CALLS``: the passes, the verifier and the
 interpreter treat them as those that the compiler knows. A row is named after its function and its
 types, with a digest where another row has that name. Its meaning in NumPy is the Python body of the
-function, by which both are compared.
-"""
+function, by which both are compared."""
 
 from __future__ import annotations
 

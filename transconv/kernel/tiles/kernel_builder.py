@@ -1,6 +1,5 @@
 """The kernel that is being built: statements, names, what is known about positions; elements of tiles at
-other places; and functions and operators applied to tiles and numbers: broadcasting, types, masks.
-"""
+other places; and functions and operators applied to tiles and numbers: broadcasting, types, masks."""
 
 from __future__ import annotations
 

@@ -1,13 +1,11 @@
 """Reductions of tiles over their active elements, and matrix products.
 
-Inactive elements, and lanes beyond the tile's end, take part as the reduction's neutral element. A
-result is active where at least one element is, as in numpy.ma. Sums of 16-bit floats are computed in
-float32.
+Inactive elements, and lanes beyond the tile's end, take part as the reduction's neutral element. A result
+is active where at least one element is, as in numpy.ma. Sums of 16-bit floats are computed in float32.
 
 ``a @ b`` is ``sum(a[:, :, None] * b[None], axis=1)``, as numpy.ma.dot has it: a call of the matrix unit
 where the chip has the instruction, else that sum. Products of 16-bit floats give float32, those of int8
-int32.
-"""
+int32."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """Elements of tiles: those at indices, what is written to them, and their order in other shapes. Tiles are
-values; ``t[...] = v`` gives names another one.
-"""
+values; ``t[...] = v`` gives names another one."""
 
 from __future__ import annotations
 

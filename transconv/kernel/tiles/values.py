@@ -270,7 +270,8 @@ def tile_of(value: Any) -> Tile:
         return Tile((), ir.Const(number_of(value), ir.index))
     if isinstance(value, float):
         return Tile((), ir.Const(value, ir.f32))
-    raise Refusal(described(value), "a tile or a number")
+    loads = "x = group.load(X[i:], shape=group.shape)" if isinstance(value, ArrayView) else ""
+    raise Refusal(described(value), "a tile or a number", loads)
 
 
 def combined(tiles: Sequence[Tile], expr: ir.Expr) -> Tile:

@@ -5,8 +5,7 @@ values stay small, so that roundings do. Arrays are empty, smaller and larger th
 beyond the work.
 
 Some programs say the same of all groups: integers of narrow types over their whole range, loads with
-padding, indices from the end, sums over loops; plain NumPy computes them on whole arrays at once.
-"""
+padding, indices from the end, sums over loops; plain NumPy computes them on whole arrays at once."""
 
 from __future__ import annotations
 

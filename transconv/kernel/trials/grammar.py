@@ -4,8 +4,7 @@ A line comes from a command or a file, and its statements are then executed as P
 first, and only what computes with its own arrays passes. Names are the trial's own, words of the kernel
 language, or nobody's; attributes are methods of tiles, groups and items; of NumPy there are functions of
 elements, types and what is listed. There are no imports, texts, or names that begin with an underscore,
-and so no way to anything else.
-"""
+and so no way to anything else."""
 
 from __future__ import annotations
 
@@ -56,9 +55,8 @@ NUMPY = tuple(
 )
 ATTRIBUTES = tuple(
     "T all any argmax argmin astype copy cumsum dot dtype empty filled full get_group_id global_id "
-    "group_id id load local_id mask max mean min ndim ones prod reshape shape size std "
-    "store subgroup_id sum transpose var vec vempty vfull vload vones vzeros work_offset work_shape "
-    "zeros".split()
+    "group_id id load local_id mask max mean min ndim ones prod reshape shape size std store subgroup_id "
+    "sum transpose var vec vempty vfull vload vones vzeros work_offset work_shape zeros".split()
 )
 STATEMENTS = (ast.Assign, ast.AugAssign, ast.For, ast.If, ast.Expr, ast.FunctionDef, ast.Return, ast.Pass)
 EXPRESSIONS = (

@@ -3,8 +3,7 @@ group, or once for the whole work where they say the same of all groups.
 
 Nothing here is shared with the simulator or the front end of kernels: the group, its items and its arrays
 are those of this file, types are those that NumPy's functions give, sums are of 64 bits, and what is
-active follows docs/kernel_masks.md. An index that is a tile counts from the end below 0, as in NumPy.
-"""
+active follows docs/kernel_masks.md. An index that is a tile counts from the end below 0, as in NumPy."""
 
 from __future__ import annotations
 

@@ -13,8 +13,7 @@ The pass ``widen``: loads an operand along all lanes of its product if it lacks 
 Triton chooses a register layout for each load. A narrow load (32 x 4 elements by 128 threads) gives each
 thread one element, and converting that to the layout of the product takes shared memory and two barriers.
 Along all lanes every thread loads what it multiplies, 16 bytes at a time. Threads that load the same
-elements hit the cache.
-"""
+elements hit the cache."""
 
 from __future__ import annotations
 

@@ -13,8 +13,7 @@ A side of the tile has the axes of one kind (B, M, N or K), split into blocks an
 substitution: position = block_index * extent + lane. If an extent does not divide the size, what depends
 on the block gets the mask ``position < size``, one of the side's tails: no position beyond the end of an
 axis is read, written or summed. The grid has one dimension: others are limited. A count of tiles is a
-number, or an expression of sizes that are arguments.
-"""
+number, or an expression of sizes that are arguments."""
 
 from __future__ import annotations
 
@@ -106,8 +105,7 @@ def _unpack_grid(sides: dict[str, Side], schedule: Schedule) -> tuple[ir.Var, li
 
     Programs are numbered in groups of ``group_m`` row blocks, each over all columns, so that programs that
     run at the same time share operands in the cache (Triton's tutorial on matrix multiplication). With
-    ``back`` the program with the last index has the first blocks.
-    """
+    ``back`` the program with the last index has the first blocks."""
     pid, rows, columns = ir.Var("pid"), sides["M"].count, sides["N"].count
     group = min(schedule.group_m, rows) if isinstance(rows, int) else schedule.group_m
     pair, m, n = ir.Var("mn_blk"), ir.Var("m_at"), ir.Var("n_at")

@@ -32,8 +32,7 @@ the result are the first dimension of the tile again.
 Triton lays the lanes of a warp along the dimension in which it sees that neighbours follow one another in
 memory. Where positions are remainders of sizes that are arguments, it sees none, and takes the first
 dimension. Were that the features, each lane would store to a sector of its own, and each thread would hold
-the places of all positions of the tile: with Triton 3.6 such kernels spilled thousands of bytes.
-"""
+the places of all positions of the tile: with Triton 3.6 such kernels spilled thousands of bytes."""
 
 from __future__ import annotations
 

@@ -20,8 +20,7 @@ Other kernels have a program for each tile, which looks for its phase:
     for pid in 0..33 grid: ...                                   if pid - 33 >= 0: ...   (phase 0_1)
 
 Small phases then run beside one another. Where sizes are arguments, the tiles of the phases before are
-counted in the kernel.
-"""
+counted in the kernel."""
 
 from __future__ import annotations
 

@@ -19,8 +19,7 @@ equality replaces them, also if the pass ``simplify`` is switched off:
 
 16-bit and 8-bit arithmetic. A target without it (Triton's interpreter computes bf16 on raw bits) gets
 operands cast to f32 as soon as they are loaded or rounded; products of such floats are exact in f32. f64
-becomes bf16 by way of f32 there.
-"""
+becomes bf16 by way of f32 there."""
 
 from __future__ import annotations
 

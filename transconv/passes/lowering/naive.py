@@ -20,8 +20,7 @@ Quotients in f32 of which numbers of few bits are made are rounded to nearest:
 
 The languages' own division may be off in the last place. Where an integer or a float of 8 bits is made of
 the quotient, or of what reduces quotients, that decides between two neighbours: of 1.5 comes 2, and of the
-float below it 1.
-"""
+float below it 1."""
 
 from __future__ import annotations
 

@@ -12,8 +12,7 @@ A program that computes several tiles carries the reduction if all of them have 
                                                  store(M_parts, k, M_parts_all)
 
 Positions beyond the end of an axis count nothing: the mask of the lanes that are reduced chooses the
-neutral element. Squared deviations are those from the tile's mean, of the sum before them.
-"""
+neutral element. Squared deviations are those from the tile's mean, of the sum before them."""
 
 from __future__ import annotations
 

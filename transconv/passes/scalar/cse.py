@@ -271,8 +271,7 @@ def optimise_lets(kernel: ir.Kernel) -> ir.Kernel:
 def _mentions(kernel: ir.Kernel) -> list[ir.Var]:
     """Every mention of a variable in a value, an offset or an argument (bindings do not count).
 
-    A mention in an ``assume`` does not count: the assumption is removed with the variable.
-    """
+    A mention in an ``assume`` does not count: the assumption is removed with the variable."""
     found: list[ir.Var] = []
     for at in ir.walk(kernel):
         if isinstance(at, ir.FuncCall) and at.func is ir.ASSUME:

@@ -9,8 +9,7 @@
 
 A product is that of two words. A window that slides over a row multiplies its elements in their order:
 every fourth word is made of bytes, the others of two words that follow one another. Where fewer than four
-products are left, the word of the window has zeros, and the other one whatever follows.
-"""
+products are left, the word of the window has zeros, and the other one whatever follows."""
 
 from __future__ import annotations
 

@@ -11,8 +11,7 @@ expressions of sizes:
     n_h = blk*8 + lane          blk < (N*H + 7)//8, lane < 8        n_h <= ((N*H + 7)//8 - 1)*8 + 7
 
 Where all tensors have fewer than 2^31 elements by the requirements, an index that the last tiles may
-carry beyond 32 bits becomes a requirement, too: a kernel then computes in 32 bits alone.
-"""
+carry beyond 32 bits becomes a requirement, too: a kernel then computes in 32 bits alone."""
 
 from __future__ import annotations
 

@@ -15,8 +15,7 @@ so are sums of elements that are never loaded (``drop_dead_sums``):
 
 All window elements of a stride phase may lie in the padding. A load whose mask is never true gives its
 fill value; if that is 0, its products are 0. Triton 3.6 fails on a loop of such loads in a persistent
-kernel.
-"""
+kernel."""
 
 from __future__ import annotations
 

@@ -30,8 +30,7 @@ Where tiles lie inside, the pass ``edges`` gives what was written out a text wit
                                                    (as before)
 
 Where sizes are arguments, no mask is known to hold, and each costs an instruction a load. But one without
-lanes holds for a whole tile or not at all, and few tiles lie at an edge.
-"""
+lanes holds for a whole tile or not at all, and few tiles lie at an edge."""
 
 from __future__ import annotations
 

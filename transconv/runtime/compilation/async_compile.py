@@ -10,8 +10,7 @@
 A process writes the plan (``plan_cache.py``) and the machine code (Triton's cache) to disk, where later
 requests find them. Failures are remembered with their reason. If results must be deterministic,
 ``background`` is ``now``: results must not change while a program runs. As many processes compile beside a
-program as it has processors to spare.
-"""
+program as it has processors to spare."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """Batches of plans: schedules ranked or kernels compiled for requests by processes, and a report; plans on
-disk compared with what the passes make of their questions now.
-"""
+disk compared with what the passes make of their questions now."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Requests for plans, and why one may have no kernel yet.
 
-Requests that are only recorded: those of a model, before its kernels are compiled.
-"""
+Requests that are only recorded: those of a model, before its kernels are compiled."""
 
 from __future__ import annotations
 

@@ -8,11 +8,9 @@
     NAME/compiled.csv                       each kernel as compiled for each chip, without a GPU
     NAME/signature.py                       compares digests, and signs
 
-The layout is that of https://huggingface.co/docs/kernels (kernel requirements, build variants).
-Operations with a signature of torch's are files of transconv/data/operations: NAME.txt has the
-computations, NAME.py.jinja the functions and layers. Any other text becomes a function of the tensors that
-it reads.
-"""
+The layout is that of https://huggingface.co/docs/kernels (kernel requirements, build variants). Operations
+with a signature of torch's are files of transconv/data/operations: NAME.txt has the computations,
+NAME.py.jinja the functions and layers. Any other text becomes a function of the tensors that it reads."""
 
 from __future__ import annotations
 

@@ -4,8 +4,7 @@
     kernels = LoadedKernels("FOLDER")                  # of this file, by default
     kernels(X=x, W=w, Y=y, stream=0)                   # tensors of torch, or addresses on the device
 
-Needs a current context: torch has one as soon as a tensor is on the GPU; else that of device 0 is used.
-"""
+Needs a current context: torch has one as soon as a tensor is on the GPU; else that of device 0 is used."""
 
 from __future__ import annotations
 

@@ -3,8 +3,7 @@ from), and its machine code: each kernel compiled offline, with the arguments of
 
 A kernel that Triton compiled takes addresses, for a box a map of the tensor (CUtensorMap) with fixed
 sizes and strides, and at the end two addresses of scratch memory for profilers and for descriptors made
-on the device. Exported kernels use neither, so both are null.
-"""
+on the device. Exported kernels use neither, so both are null."""
 
 from __future__ import annotations
 

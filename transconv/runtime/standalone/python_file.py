@@ -1,8 +1,7 @@
 """A package as one Python file that needs only torch and Triton.
 
 The sources of several kernels become one module: imports once, distinct names for distinct texts. The file
-compares its own results with torch's (reference_check.py).
-"""
+compares its own results with torch's (reference_check.py)."""
 
 from __future__ import annotations
 

@@ -3,8 +3,7 @@ differ.
 
 Every value is a tensor with one dimension for each axis, of size 1 along those that it does not depend
 on, in f64 (integers in 64 bits). Axes that nothing reduces are sampled by the file where all their
-points would be too many. Nothing of a schedule or a kernel is used.
-"""
+points would be too many. Nothing of a schedule or a kernel is used."""
 
 from __future__ import annotations
 

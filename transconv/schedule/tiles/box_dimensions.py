@@ -75,8 +75,7 @@ def planes_of(d: Dim, step: int, facts: Facts) -> list[Dim]:
         i = oh*2 + kh - 1     ->     row oh + (kh - 1)//2 of plane (kh - 1) % 2
 
     If the size is odd, some planes have one row less. If the plane is a constant, as in a stride phase,
-    the size is the number of its rows.
-    """
+    the size is the number of its rows."""
     assert d.moving is not None
     rest = simplify(d.coord - d.moving * step, facts)
     row, plane = simplify(d.moving + rest // step, facts), simplify(rest % step, facts)

@@ -222,8 +222,7 @@ def transposed(view: ir.View, schedule: Schedule, compute: Compute) -> bool:
 
     The matrix unit reads 16-bit operands from shared memory in either order, those of 8 and of 32 bits
     only with K innermost. Boxes of the latter with another innermost dimension (features, if the sum runs
-    over positions) are written to shared memory again, with K innermost, by warps of their own.
-    """
+    over positions) are written to shared memory again, with K innermost, by warps of their own."""
     if schedule.via != "gluon" or view.tensor.dtype.bits == 16:
         return False
     box = box_of(view, schedule, compute)
@@ -398,8 +397,7 @@ def pile(block: Block, view: ir.View, schedule: Schedule, compute: Compute) -> i
     because each window element has a corner of its own. An explicit kernel loads a box per window element.
     If features are innermost, boxes of at most 128 bytes of features (a row of shared memory) lie side by
     side; rows of less than 32 bytes have no layout that can be read across boxes. If summed positions are
-    innermost, boxes of all features lie below one another.
-    """
+    innermost, boxes of all features lie below one another."""
     *window, feature = block.axes
     roles = {x.name: x.role for x in compute.axes}
     if (

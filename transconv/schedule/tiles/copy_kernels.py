@@ -7,8 +7,7 @@ those of the copy as well; its examples do not depend on the computation's, so t
 chosen for other examples share it.
 
 ``Scheduled``, a computation with its schedule and target, derives all computations that become kernels:
-the main one, with its groups merged and over copies, and those that copy.
-"""
+the main one, with its groups merged and over copies, and those that copy."""
 
 from __future__ import annotations
 
@@ -43,8 +42,7 @@ def copies(compute: Compute, pack: str, split: int = 1, unit: str = "mma") -> It
     the last one.
 
     With a split sum, C needs no copy: the partial sums have the copy's layout, and the kernel that adds
-    them stores to C.
-    """
+    them stores to C."""
     for letter in letters(pack):
         if letter == "c" and split > 1:
             continue

@@ -13,8 +13,7 @@ Merging is a substitution, g -> g*16 + n//4 and n -> n % 4 (k likewise), in view
 in the epilogue from a place, such as its random word. And it is a mask: B is zero off the
 diagonal, and results that have B's dimensions (sums over positions) are stored on the diagonal only. There
 are 16 times as many products, of the same bytes. Zeros of B are multiplied by the values of other groups,
-so an infinity or NaN in one group gives NaN in the groups merged with it.
-"""
+so an infinity or NaN in one group gives NaN in the groups merged with it."""
 
 from __future__ import annotations
 

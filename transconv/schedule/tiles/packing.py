@@ -56,9 +56,7 @@ matrix unit.
                                               let    wide_b = f16(b)
                                               let    s = sum(wide_a*wide_b; n h w)
 
-Bytes that do not lie along the sum would be
-transposed one by one in registers.
-"""
+Bytes that do not lie along the sum would be transposed one by one in registers."""
 
 from __future__ import annotations
 

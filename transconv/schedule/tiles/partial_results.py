@@ -26,8 +26,7 @@ Rows that are reduced are divided, and stay in registers or do not:
 Both follow from the blocks, the warps and ``split_k``; a schedule whose words contradict them is illegal.
 Triton lays out the threads of a program along the innermost block first, each with 16 bytes of it, or
 with as many as every row is a multiple of, then along the next one: 64 numbers of 2 bytes, of rows of 49,
-take two warps.
-"""
+take two warps."""
 
 from __future__ import annotations
 

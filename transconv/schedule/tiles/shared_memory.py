@@ -14,8 +14,7 @@ kernel may fetch as boxes:
     read  r = R[n, y, x, o]           let   s = sum(a * b; K)            store Y[n, y, x, o] = relu(s + r)
 
 The box of R is that of the result: with the same extents and of the same type it is fetched to where the
-result will be put, before it is sent. A vector that all rows of a tile share stays a load.
-"""
+result will be put, before it is sent. A vector that all rows of a tile share stays a load."""
 
 from __future__ import annotations
 

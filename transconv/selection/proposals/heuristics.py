@@ -2,8 +2,7 @@
 
 Candidates are built from the roles of the axes (positions, windows, features), ranked by one estimate of
 their time (see ``transconv.cost``) and filtered by ``why_not``. There are no special cases for shapes: the
-estimate decides which tile a shape gets.
-"""
+estimate decides which tile a shape gets."""
 
 from __future__ import annotations
 

@@ -13,8 +13,7 @@ products, sums of partial sums, copies; products of a matrix and a vector.
     n:4 w:8 kw:7 c:32 | regs=w.kw late=1        a vector: a window's row slides over positions in registers
 
 In products with a vector each lane has a sum of its own until the end. With lanes along the kept axis each
-would read a row of its own, far from its neighbour's.
-"""
+would read a row of its own, far from its neighbour's."""
 
 from __future__ import annotations
 

@@ -7,8 +7,7 @@ Depthwise windows have schedules in which a window's row slides over positions i
 
 Lanes run along g, as many in a thread as one access takes, and along rows of positions. A few positions of
 the row and a whole row of the window (or all of its rows, if they are few) are written out. If positions
-are summed, each lane keeps a sum of its own until the end (``late``).
-"""
+are summed, each lane keeps a sum of its own until the end (``late``)."""
 
 from __future__ import annotations
 

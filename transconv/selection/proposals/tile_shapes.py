@@ -12,8 +12,7 @@ each addition.
 
 2^15 additions thus lose 6e-4, twice the error of rounding the operands to tf32; 16 million terms in six
 parts would lose 6e-3. Longer chains are split, and another kernel, which rounds to nearest, adds the
-parts. The schedules tuned for layers of networks have at most 18,800 additions.
-"""
+parts. The schedules tuned for layers of networks have at most 18,800 additions."""
 
 from __future__ import annotations
 

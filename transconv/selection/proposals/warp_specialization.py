@@ -143,8 +143,7 @@ def _words(
 
     The wider operand is the right one, which the matrix unit reads once for 64 rows of the left one. For a
     sum over positions the contiguous one is, because that makes the stores contiguous. A product of
-    integers has at most ``INTEGERS`` columns.
-    """
+    integers has at most ``INTEGERS`` columns."""
     positions = compute.axes_of("K")[-1].role == "position"
     too_wide = compute.acc.kind == "int" and m > INTEGERS
     swap = 1 if positions or (m >= n and not too_wide) else 0

@@ -27,8 +27,7 @@ FunctionalTensor: Any = torch_internals.FunctionalTensor
 class CallAttributes:
     """The numbers as a caller gave them, one object for each distinct set: compared by identity.
 
-    ``name`` and ``ndims`` say which public function was called; the registered operators have none.
-    """
+    ``name`` and ``ndims`` say which public function was called; the registered operators have none."""
 
     name: str
     ndims: int

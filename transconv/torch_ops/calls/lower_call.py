@@ -3,8 +3,7 @@
 This is the only file of torch_ops that calls the compiler. ``describe`` and ``planned`` make a kernel for
 a request; the routes that remember them by shape, stride and flag are in calls/route_cache.py.
 ``bias_gradient`` is that of invariant mode: sums over samples and positions by a kernel for any number of
-samples, whose terms are grouped alike in every batch. Otherwise torch sums.
-"""
+samples, whose terms are grouped alike in every batch. Otherwise torch sums."""
 
 from __future__ import annotations
 

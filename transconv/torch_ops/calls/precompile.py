@@ -12,8 +12,7 @@ module of another kind, an image of one pixel), the guess ends, and the next lay
 begins it anew. Kernels of the gradients are handed over behind all others, the last layer's first, as the
 backward pass needs them, but for those that take longest, of strided layers, which come before. A wrong
 guess costs processor time alone: calls ask for what they need. It takes back what no process has begun,
-and the second ends guessing for the model.
-"""
+and the second ends guessing for the model."""
 
 from __future__ import annotations
 
@@ -373,9 +372,8 @@ def _kernels(question: PlanRequest) -> int:
 
 
 def _layer(layer: _ConvNd, x: Given, trains: bool, flags: lower_call.Flags) -> _LayerCall:
-    """What the call of a layer asks for; ``trains``: its input requires a gradient. RuntimeError where
-    the input does not fit, or is padded by other than zeros, or the weight is computed anew for each
-    call."""
+    """What the call of a layer asks for; ``trains``: its input requires a gradient. RuntimeError where the
+    input does not fit, or is padded by other than zeros, or the weight is computed anew for each call."""
     w, bias = (layer._parameters.get(name) for name in ("weight", "bias"))
     if w is None or layer.padding_mode != "zeros":
         raise RuntimeError(f"the sizes behind {layer} do not follow")

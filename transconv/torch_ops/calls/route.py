@@ -4,15 +4,13 @@ It is made once (calls/select_impl.py) and run many times. After the first launc
 function is bound to it, so that a call makes the result and starts the kernel, and nothing else.
 
 Gradients have a route for each wanted tensor. Layers that are known have routes for new sizes: the general
-way (calls/select_impl.py) decides a call at one size. Calls of the same layer at other sizes
-differ in their shapes alone: the registry that answers them and what starts its plans are kept under a key
-without sizes. A new size then costs this look-up, the choice among the plans, and a route. Where something
-is open (a plan that has not run yet, a size that none takes, shapes that do not fit), the slow path
-decides.
+way (calls/select_impl.py) decides a call at one size. Calls of the same layer at other sizes differ in
+their shapes alone: the registry that answers them and what starts its plans are kept under a key without
+sizes. A new size then costs this look-up, the choice among the plans, and a route. Where something is open
+(a plan that has not run yet, a size that none takes, shapes that do not fit), the slow path decides.
 
 A first call mostly waits for memory that other work pushed out of the processor's caches: what it runs is
-few functions, most of them written for the layer (``function_of``), and it makes few objects.
-"""
+few functions, most of them written for the layer (``function_of``), and it makes few objects."""
 
 from __future__ import annotations
 

@@ -4,8 +4,7 @@ the fallback policy.
 In: a checked call. Out: a ConvCall whose kernel gave one checked result, or that goes to torch for a
 reason, also while another process compiles its kernel. Runs once for each kind of call: ``forward_route``
 and ``backward_routes`` find what was made. A kernel is made for the sizes of a call or for any;
-calls/size_policy.py decides which of the two answers.
-"""
+calls/size_policy.py decides which of the two answers."""
 
 from __future__ import annotations
 

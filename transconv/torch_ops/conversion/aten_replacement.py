@@ -67,8 +67,7 @@ def enable(devices: Sequence[str] | None = None) -> None:
     compiled before; not models made by torch.jit.trace, which call another operator. Calls nest:
     each needs its `disable`. ``devices`` are "cuda" and, where torch has one, "xpu" (the default), and
     "cpu". While other threads run, aten's calls still pass through here after the last `disable`, on to
-    torch's kernels.
-    """
+    torch's kernels."""
     with _lock:
         _entries.enabled.append(_devices(devices))
         _install()
@@ -88,8 +87,7 @@ class use(contextlib.ContextDecorator):
 
     A backward pass runs in threads of autograd's own. While any scope is open they use transconv
     too; a backward that starts after the scope has ended uses torch's kernels. Both are right.
-    ``devices`` are as for `enable`. Nests, and works as a decorator.
-    """
+    ``devices`` are as for `enable`. Nests, and works as a decorator."""
 
     def __init__(self, devices: Sequence[str] | None = None) -> None:
         self._devices = devices

@@ -1,8 +1,7 @@
 """``export``: the kernels of a model's convolutions as files, with an index of which module uses which.
 
 The convolutions are those that a model calls, as torch's operator sees them: whichever module or function
-they come from, after padding modes, autocast and parametrizations.
-"""
+they come from, after padding modes, autocast and parametrizations."""
 
 from __future__ import annotations
 
@@ -70,14 +69,12 @@ def export(
     The model runs once on ``inputs`` (tensors of any device, also of torch's ``meta``), as it is: call
     ``model.eval()`` first if a run must not change it. Sizes, strides and types of that run become
     constants of the kernels. ``target``: a chip (``sm_90``), default this machine's, or Triton's
-    interpreter without a GPU; ``backward``: also the gradients of what requires one; ``aot``:
-    machine code beside each file, made by ``workers`` processes; ``force``: write into a folder that is
-    not empty.
+    interpreter without a GPU; ``backward``: also the gradients of what requires one; ``aot``: machine code
+    beside each file, made by ``workers`` processes; ``force``: write into a folder that is not empty.
 
     Raises Unsupported if no convolution can be exported, or not ahead of time, ScheduleError for a target
     that is unknown, FileExistsError for a folder that is not empty, OSError where nothing can be written,
-    and what the model raises. Nothing is half-written.
-    """
+    and what the model raises. Nothing is half-written."""
     arguments.expect_module(model, "export")
     directory = Path(directory)
     standalone.check(directory, force)

@@ -47,8 +47,7 @@ def fold(model: torch.nn.Module) -> fx.GraphModule:
     is written in place are left as they are. RuntimeError in training mode, and for what the graph would
     lose: writes to attributes of tensors and modules, random numbers, an autocast inside, hooks of the
     model itself. ValueError for a name of a module, a parameter or a buffer that means something else in
-    Python; fx's own errors for control flow that depends on values; TypeError for what is no module.
-    """
+    Python; fx's own errors for control flow that depends on values; TypeError for what is no module."""
     arguments.expect_module(model, "fold")
     if model.training:
         raise RuntimeError(

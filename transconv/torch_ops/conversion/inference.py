@@ -6,8 +6,7 @@
 
 A copy serves the same weight object while its version counter and its address are those at the time of the
 copy; else the call copies again. Only eager calls make copies: those of a graph or a capture might be in
-the graph's own pool. A capture copies inside the graph, as a replay cannot check copies.
-"""
+the graph's own pool. A capture copies inside the graph, as a replay cannot check copies."""
 
 from __future__ import annotations
 
@@ -276,7 +275,6 @@ def inference(model: torch.nn.Module) -> Inference:
     place, `.to()`, an assigned weight and `requires_grad_()` never give old results. After writes that
     torch does not count, call `refresh()`. In a captured CUDA graph weights are copied at every replay.
     The model does not change: its state dict, copies and pickles do not contain the copies. Raises
-    ValueError if a weight requires a gradient, TypeError for what is no module.
-    """
+    ValueError if a weight requires a gradient, TypeError for what is no module."""
     arguments.expect_module(model, "inference")
     return Inference(model)

@@ -40,8 +40,7 @@ def prepare(
 
     The next call of each finds its kernel; in other processes too, while the caches last. On a GPU each
     kernel of a convolution also runs once on small integers while others are compiled: it is then loaded,
-    and its first result checked. Raises what the model raises, ValueError for sizes that do not fit.
-    """
+    and its first result checked. Raises what the model raises, ValueError for sizes that do not fit."""
     from tqdm import tqdm
 
     arguments.expect_module(model, "prepare")

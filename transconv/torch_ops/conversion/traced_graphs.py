@@ -6,8 +6,7 @@ follows a convolution.
     return relu(y) + x  here it is an addition in place, which x shows
 
 What no graph can hold is refused: a write to an attribute of a tensor or of the model, random numbers that
-are drawn while the model is traced, an autocast inside of it, and hooks of the model itself.
-"""
+are drawn while the model is traced, an autocast inside of it, and hooks of the model itself."""
 
 from __future__ import annotations
 

@@ -6,8 +6,7 @@ One kernel where the compiler has it as an epilogue, in training too if the acti
 computed from the result alone (relu and its kind); others are composed of the unfused calls when
 gradients are asked for. A call that was seen before is found by its weight (calls/call_entries.py); eager
 calls go past the operator ``transconv::fused_convolution``, which is for those that are traced, compiled
-or watched.
-"""
+or watched."""
 
 from __future__ import annotations
 

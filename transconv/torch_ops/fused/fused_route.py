@@ -2,8 +2,7 @@
 its registration as the operators of compiled graphs.
 
 A fused route is made once for each kind of call, like any other; where the compiler has no such
-epilogue, the plain route runs and torch does the rest.
-"""
+epilogue, the plain route runs and torch does the rest."""
 
 from __future__ import annotations
 

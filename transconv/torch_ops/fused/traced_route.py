@@ -4,8 +4,7 @@ operation; and their derivatives.
     transconv::traced_convolution    f(conv(input, weight) + bias, *operands) as one operator
 
 The gradient computes the sums once more instead of keeping them, and then the derivative of the function
-at them, which follows from the rows of the operations' table.
-"""
+at them, which follows from the rows of the operations' table."""
 
 from __future__ import annotations
 

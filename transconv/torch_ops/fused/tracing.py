@@ -3,8 +3,7 @@
     gated = transconv.epilogue(lambda acc, res, gate: F.silu(acc + res) * gate)
 
 The function is called once, with values that note what is done with them: Python's arithmetic and
-comparisons, and torch's functions that are rows of the operations' table.
-"""
+comparisons, and torch's functions that are rows of the operations' table."""
 
 from __future__ import annotations
 

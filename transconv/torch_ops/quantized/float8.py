@@ -6,8 +6,7 @@
 
 A tensor is divided by its scale before it is rounded. The scale is of the largest absolute value of the
 last ``HISTORY`` steps, so that no kernel waits for another that looks for it; what is beyond saturates. In
-the first step it is the tensor's own. Parameters stay as they are, in f32 or bf16.
-"""
+the first step it is the tensor's own. Parameters stay as they are, in f32 or bf16."""
 
 from __future__ import annotations
 

@@ -16,11 +16,12 @@ A scheme says how convolutions are quantised: the types, and the scales and zero
     int8               weights int8, inputs int8 with a scale and a zero point
     fp8                weights float8_e4m3fn, inputs float8_e4m3fn with a scale
     int8_weight_only   weights int8, inputs as they are (float16, bfloat16, float32)
-    int4_weight_only   weights of 4 bits, inputs as they are (quantized/quantized_modules.py)
+    int4_weight_only   weights of 4 bits, inputs as they are (quantized/block_scales.py)
+    mxfp8 mxfp4 nvfp4  weights of floats in blocks, inputs as they are (the same)
 
-Weights are symmetric, with a scale for each output channel; those of 4 bits have one for every ``group``
-of its input channels, or for all where that does not divide them.
-"""
+Weights are symmetric, with a scale for each output channel; those of int4_weight_only have one for every
+``group`` of its input channels, or for all where that does not divide them, and those in blocks one for
+every ``group`` of every tap."""
 
 from __future__ import annotations
 
@@ -74,16 +75,17 @@ def computed(
     names: tuple[str, ...],
     tensors: tuple[Tensor, ...],
     text: Callable[[], str],
+    same: bool = False,
 ) -> bool:
     """Compute the text on the tensors of these names, dense and with elements, in the text as they lie in
-    memory; the last one is the result. ``key``: tells the text, whose tensors have one dimension. False
-    where no kernel does, or none yet, and torch may compute ``what``: that is told as the policy says.
-    Unsupported where it may not."""
+    memory; the last one is the result. ``key``: tells the text; ``same``: whether equal calls must have
+    equal bits. False where no kernel does, or none yet, and torch may compute ``what``: that is told as
+    the policy says. Unsupported where it may not."""
     x = tensors[0]
     aligned = not reduce(or_, map(Tensor.data_ptr, tensors)) & ALIGNMENT
-    key = (*key, x.device, aligned)
+    key = (*key, *[same] * same, x.device, aligned)
     try:
-        kernel = _kernels[key] if key in _kernels else _made(key, names, x.device, aligned, text)
+        kernel = _kernels[key] if key in _kernels else _made(key, names, x.device, aligned, text, same)
         if isinstance(kernel, Unsupported):
             raise kernel
         kernel.start(tensors)
@@ -96,9 +98,14 @@ def computed(
 
 
 def _made(
-    key: Hashable, names: tuple[str, ...], device: torch.device, aligned: bool, text: Callable[[], str]
+    key: Hashable,
+    names: tuple[str, ...],
+    device: torch.device,
+    aligned: bool,
+    text: Callable[[], str],
+    same: bool,
 ) -> Launch:
-    request = PlanRequest(Alone(parse(text())), lower_call.target_of(device), False, aligned)
+    request = PlanRequest(Alone(parse(text())), lower_call.target_of(device), same, aligned)
     made = Launch.requested(request, device, settings.mode, names)
     _kernels.keep(key, made)
     return made
@@ -267,13 +274,15 @@ def _remember(weight: Tensor, zero: Zero, sums: Tensor) -> None:
 @dataclass(frozen=True)
 class QuantizationScheme:
     """A way to quantise. ``input``: the type that inputs become, None if they stay; ``most``: the largest
-    quantised weight; ``group``: input channels with one scale, of weights of 4 bits, else 0."""
+    quantised weight; ``group``: input channels with one scale, of weights in blocks, else 0; ``scale``:
+    the type that holds scales of weights, u8 the exponents of powers of two."""
 
     name: str
     weight: DType
     input: DType | None
     most: float
     group: int = 0
+    scale: DType = DTYPES["f32"]
     dtype: torch.dtype = field(init=False)  # the weights'
     input_dtype: torch.dtype | None = field(init=False)  # of quantised inputs
 
@@ -282,18 +291,30 @@ class QuantizationScheme:
         object.__setattr__(self, "input_dtype", self.input and getattr(torch, self.input.torch))
 
     def channels(self, weight: Tensor) -> int:
-        """The input channels with one scale of a weight (oc, ic/groups, *k) of 4 bits."""
-        return self.group if weight.shape[1] % self.group == 0 else weight.shape[1]
+        """The input channels with one scale of a weight (oc, ic/groups, *k) in blocks."""
+        filled = self.of_floats or weight.shape[1] % self.group == 0
+        return self.group if filled else weight.shape[1]
+
+    @property
+    def of_floats(self) -> bool:
+        """Whether weights are blocks of floats, of which the last one may be filled up."""
+        return self.scale.bits == 8
 
     def why_not(self, weight: Tensor, transposed: bool) -> str:
         """Why a weight has no form of this kind; empty if it has."""
-        if not self.group or (not transposed and self.channels(weight) % 2 == 0):
-            return ""
-        return (
-            "transposed convolutions have no weights of 4 bits"
-            if transposed
-            else f"weights of 4 bits are for even numbers of input channels, not {weight.shape[1]}"
-        )
+        what = f"weights in blocks ({self.name})" if self.of_floats else "weights of 4 bits"
+        if weight.dim() == 2 and not self.of_floats:
+            made = ", ".join(k.name for k in KINDS.values() if k.of_floats)
+            return f"linear layers have weights in blocks alone ({made}), not {self.name}"
+        if self.group and transposed:
+            return f"transposed convolutions have no {what}"
+        if self.of_floats and 2 * weight.shape[1] < self.group:
+            return f"{what} are for {self.group // 2} input channels and more, not {weight.shape[1]}"
+        if self.of_floats and not bool(weight.isfinite().all()):
+            return f"{what} are finite, and it has elements that are not"
+        if self.group and not self.of_floats and self.channels(weight) % 2:
+            return f"{what} are for even numbers of input channels, not {weight.shape[1]}"
+        return ""
 
     def check_fast(self, fast: bool) -> None:
         """ValueError for ``use_fast_accum`` where nothing multiplies 8-bit floats."""
@@ -301,14 +322,17 @@ class QuantizationScheme:
             raise ValueError(f"use_fast_accum is for products of 8-bit floats (fp8), not for {self.name}")
 
 
-_i8, _f8 = DTYPES["i8"], DTYPES["f8e4m3"]
+_i8, _u8, _f8 = DTYPES["i8"], DTYPES["u8"], DTYPES["f8e4m3"]
 KINDS = {
     k.name: k
     for k in (
         QuantizationScheme("int8", _i8, _i8, 127),
         QuantizationScheme("fp8", _f8, _f8, _f8.largest),
         QuantizationScheme("int8_weight_only", _i8, None, 127),
-        QuantizationScheme("int4_weight_only", DTYPES["u8"], None, 7, 32),
+        QuantizationScheme("int4_weight_only", _u8, None, 7, 32),
+        QuantizationScheme("mxfp8", _f8, None, _f8.largest, 32, _u8),
+        QuantizationScheme("mxfp4", _u8, None, 6, 32, _u8),
+        QuantizationScheme("nvfp4", _u8, None, 6, 16, _f8),
     )
 }
 """The ways to quantise, by name."""

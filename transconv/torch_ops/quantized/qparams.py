@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -188,14 +189,13 @@ class Quantities:
     ``weight_scale``, ``weight_zero_point``, ``output_scale`` and ``output_zero_point`` also one for each
     output channel (oc,), and ``input_zero_point`` one for each input channel (ic,). ``output_dtype``: of
     the result, by default float32. ``activation``: words of an epilogue before the result is quantised,
-    such as "relu"; None is none, as ``fused_conv2d`` has it.
-    ``use_fast_accum``, as of torch's scaled products: sums of products of 8-bit floats stay in the matrix
-    unit, where Hopper keeps some 13 bits of them; without it they move to f32 after every 128 products.
-    ``residual``: a tensor of floats with the result's shape, added in real numbers before the activation.
-    ``input_zero_sums``: what the input's zero point adds to the sums, if it is known, of int8 tensors (see
-    conv/compensation.py): kernels read it instead of computing it in every call.
-    ``rounding_seed``: an integer tensor of one element; results in 8-bit and 16-bit floats are rounded up
-    or down at random then, by this seed and their place alone."""
+    such as "relu"; None is none, as ``fused_conv2d`` has it. ``use_fast_accum``, as of torch's scaled
+    products: sums of products of 8-bit floats stay in the matrix unit, where Hopper keeps some 13 bits of
+    them; without it they move to f32 after every 128 products. ``residual``: a tensor of floats with the
+    result's shape, added in real numbers before the activation. ``input_zero_sums``: what the input's zero
+    point adds to the sums, if it is known, of int8 tensors (see conv/compensation.py): kernels read it
+    instead of computing it in every call. ``rounding_seed``: an integer tensor of one element; results in
+    8-bit and 16-bit floats are rounded up or down at random then, by this seed and their place alone."""
 
     input_scale: Number = 1.0
     weight_scale: Number = 1.0
@@ -220,6 +220,13 @@ class Quantities:
                 )
         said: dict[str, Any] = {n: v for n, v in given.items() if n != "activation" or v is not None}
         return cls(**said)
+
+
+def signature_of(public: Callable[..., Any]) -> inspect.Signature:
+    """The signature of a function of quantised tensors, with ``Quantities`` by name for ``**given``."""
+    own, more = inspect.signature(public), inspect.signature(Quantities).parameters.values()
+    kept = [*own.parameters.values()][:-1]
+    return own.replace(parameters=[*kept, *(p.replace(kind=p.KEYWORD_ONLY) for p in more)])
 
 
 class Reads(NamedTuple):

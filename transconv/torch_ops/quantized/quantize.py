@@ -1,6 +1,7 @@
 """``quantize_``: the convolutions of a model with quantised weights, in place, for inference.
 
-In the manner of torchao's function of that name, but for convolutions alone. Modules are exchanged for
+In the manner of torchao's function of that name, but for convolutions, and with weights in blocks of
+floats for linear layers. Modules are exchanged for
 those of quantized/quantized_modules.py; a subclass of torch's gets a class of both, as `convert_` makes
 it. Batch norms in eval mode and modules of activations are folded into them:
 
@@ -44,7 +45,8 @@ class QuantizeReport:
 
     def __str__(self) -> str:
         done, folded = len(self.quantized), len(self.folded)
-        head = f"{done} convolution{'s' * (done != 1)} quantised ({self.kind}), {len(self.left)} left"
+        what = "layer" if kind_named(self.kind).of_floats else "convolution"
+        head = f"{done} {what}{'s' * (done != 1)} quantised ({self.kind}), {len(self.left)} left"
         if folded:
             head += f", {folded} module{'s' * (folded > 1)} folded into them"
         return "\n".join([head, *(f"  {name}: {why}" for name, why in self.left.items())])
@@ -74,9 +76,9 @@ def quantize_(
     use_fast_accum: bool | None = None,
     fold: bool = True,
 ) -> QuantizeReport:
-    """Quantise the torch.nn convolutions of ``model`` in place: ``"int8"``, ``"fp8"`` or
-    ``"int8_weight_only"`` or ``"int4_weight_only"`` (see transconv.nn.QuantConv2d), or a configuration of
-    torchao that means one.
+    """Quantise the torch.nn convolutions of ``model`` in place: ``"int8"``, ``"fp8"``,
+    ``"int8_weight_only"``, ``"int4_weight_only"`` (see transconv.nn.QuantConv2d), or a configuration of
+    torchao that means one; and with ``"mxfp8"``, ``"mxfp4"`` and ``"nvfp4"`` its linear layers, too.
 
     ``calibration``: batches, on which the model runs in eval mode to see the range of each convolution's
     inputs (a tuple holds the model's arguments, a dict those by name), or a function that runs the model
@@ -97,7 +99,7 @@ def quantize_(
         )
     fast = _says_fast(kind) if use_fast_accum is None else use_fast_accum
     how.check_fast(fast)
-    found, left = _candidates(model, filter_fn)
+    found, left = _candidates(model, filter_fn, how)
     seen: dict[str, _Seen] = {}
     if calibration is not None and how.input is not None:
         seen = _calibrated(model, found, calibration)
@@ -107,7 +109,7 @@ def quantize_(
     for name, module in found.items():
         why, quantities = _input_of(seen.get(name), how)
         weight: Any = module._parameters["weight"]
-        why = why or how.why_not(weight, bool(module.transposed))
+        why = why or how.why_not(weight, bool(getattr(module, "transposed", False)))
         if why:
             left[name] = why
             continue
@@ -160,14 +162,23 @@ def _says_fast(given: Any) -> bool:
 
 
 def _candidates(
-    model: torch.nn.Module, filter_fn: Callable[[torch.nn.Module, str], bool] | None
+    model: torch.nn.Module,
+    filter_fn: Callable[[torch.nn.Module, str], bool] | None,
+    how: QuantizationScheme,
 ) -> tuple[dict[str, torch.nn.Module], dict[str, str]]:
     found: dict[str, torch.nn.Module] = {}
     left: dict[str, str] = {}
+    kinds: tuple[type[torch.nn.Module], ...] = (torch.nn.modules.conv._ConvNd,)
+    if how.of_floats:
+        kinds += (torch.nn.Linear,)
+    layers = [m for m in model.modules() if isinstance(m, torch.nn.TransformerEncoderLayer)]
+    read = {id(part) for layer in layers for part in layer.children()}
     for name, module in model.named_modules():
-        if not isinstance(module, torch.nn.modules.conv._ConvNd):
+        if not isinstance(module, kinds):
             continue
-        why = _why_not(module)
+        why = (
+            "torch.nn.TransformerEncoderLayer reads its weight" if id(module) in read else _why_not(module)
+        )
         if not why and filter_fn is not None and not filter_fn(module, name):
             why = "filter_fn said no"
         if why:
@@ -177,7 +188,7 @@ def _candidates(
     return found, left
 
 
-def _why_not(module: torch.nn.modules.conv._ConvNd) -> str:
+def _why_not(module: Any) -> str:
     if type(module) in quantized_modules.OURS.values() or isinstance(module, quantized_modules.Quantised):
         return "it is quantised already"
     if is_parametrized(module):
@@ -187,6 +198,9 @@ def _why_not(module: torch.nn.modules.conv._ConvNd) -> str:
         return "it has no weight yet"
     if not weight.is_floating_point():
         return f"its weight is {weight.dtype}"
+    if isinstance(module, torch.nn.Linear):  # what others read weights of, such as attention
+        exact = type(module) is torch.nn.Linear
+        return "" if exact else f"its class {type(module).__qualname__} is not torch.nn.Linear itself"
     if modules.is_ours(type(module)):
         return ""
     return modules.why_not(module)
@@ -274,7 +288,8 @@ def _quantise(
     real: torch.dtype,
 ) -> None:
     modules.exchange(module, back=True)  # from a class of ours
-    module.__class__ = modules.exchanged(type(module), quantized_modules.OURS)
+    ours = quantized_modules.OURS
+    module.__class__ = ours.get(type(module)) or modules.exchanged(type(module), ours)
     module.quantise(how, scale, zero, fast, activation, real)
 
 

@@ -87,20 +87,9 @@ def note(
     check = check_of(*tensors)
     if check is not None:
         found = CallGuard(check, switches(flags, x.dtype, route), aligned, only_on(route))
-        calls.keep(
-            id(weight),
-            entry(
-                found,
-                calls.others(id(weight), place, general),
-                function,
-                numbers,
-                x,
-                bias is not None,
-                given,
-                route,
-                real,
-            ),
-        )
+        others = calls.others(id(weight), place, general)
+        made = entry(found, others, function, numbers, x, bias is not None, given, route, real)
+        calls.keep(id(weight), made)
 
 
 def entry(
@@ -314,19 +303,8 @@ def _general(
     route = found.route
     if found.known and again:
         numbers = (stride, padding, output_padding, dilation, groups)
-        note(
-            f,
-            _of_reals if real else _general,
-            input,
-            weight,
-            bias,
-            numbers,
-            given,
-            route,
-            found.flags,
-            found.aligned,
-            real,
-        )
+        way = _of_reals if real else _general
+        note(f, way, input, weight, bias, numbers, given, route, found.flags, found.aligned, real)
     route.lay_out(weight)
     return route.forward(input, weight, bias, given)
 
@@ -380,6 +358,7 @@ def of_new_weight(
 
 def _function(name: str, public: Callable[..., Tensor]) -> ConvFunction:
     aten = getattr(torch.nn.functional, name)
+    public.__signature__ = qparams.signature_of(public)  # type: ignore[attr-defined]
     said = f"transconv.quantized.{name}"
     return ConvFunction(said, int(name[-2]), "transpose" in name, aten, _general, public)
 
@@ -397,40 +376,13 @@ FUNCTIONS = {
 
 
 _aten = torch.ops.aten
-_NAMES = (
-    "input",
-    "weight",
-    "bias",
-    "stride",
-    "padding",
-    "dilation",
-    "transposed",
-    "output_padding",
-    "groups",
+_OPERATORS: tuple[Any, ...] = (
+    _aten.convolution.default,
+    *(op.default for op in (_aten.conv1d, _aten.conv2d, _aten.conv3d)),
+    _aten.conv_transpose1d.default,
+    _aten.conv_transpose2d.input,
+    _aten.conv_transpose3d.input,
 )
-_TRANSPOSED_NAMES = (
-    "input",
-    "weight",
-    "bias",
-    "stride",
-    "padding",
-    "output_padding",
-    "groups",
-    "dilation",
-)
-_OPERATORS = {
-    _aten.convolution.default: _NAMES,
-    **{op.default: _NAMES[:6] + _NAMES[8:] for op in (_aten.conv1d, _aten.conv2d, _aten.conv3d)},
-    **{
-        op: _TRANSPOSED_NAMES
-        for op in (
-            _aten.conv_transpose1d.default,
-            _aten.conv_transpose2d.input,
-            _aten.conv_transpose3d.input,
-        )
-    },
-}
-"""The names of each operator's arguments, in its order."""
 
 
 def serve_torchao() -> None:
@@ -454,7 +406,7 @@ def _convolution(
     operator: Any, types: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None
 ) -> Tensor:
     """One operator of a tensor of torchao's: what its class calls."""
-    names = _OPERATORS[operator]
+    names = [argument.name for argument in operator._schema.arguments]
     call = {**dict(zip(names, args, strict=False)), **(kwargs or {})}
     input, weight, bias = call["input"], call["weight"], call.get("bias")
     if not hasattr(weight, "qdata"):
@@ -462,14 +414,9 @@ def _convolution(
             "a convolution of torchao's 8-bit floats: weight: expected a Float8Tensor "
             "beside an input of that class, got a plain tensor"
         )
-    f = FUNCTIONS[weight.dim() - 2, call.get("transposed", names is _TRANSPOSED_NAMES)]
-    numbers = (
-        call.get("stride", 1),
-        call.get("padding", 0),
-        call.get("output_padding", 0),
-        call.get("dilation", 1),
-        call.get("groups", 1),
-    )
+    f = FUNCTIONS[weight.dim() - 2, call.get("transposed", "transpose" in operator.name())]
+    usual = {"stride": 1, "padding": 0, "output_padding": 0, "dilation": 1, "groups": 1}
+    numbers: Any = tuple(call.get(name, n) for name, n in usual.items())
     with torch.no_grad():
         if weight.act_quant_kwargs is None and not hasattr(input, "qdata"):
             return _widened(f, input, weight.dequantize(), bias, numbers)
@@ -486,15 +433,9 @@ def _quantised(
     result = input.dtype
     if not hasattr(input, "qdata"):
         how = weight.act_quant_kwargs
-        input = type(weight).from_hp(
-            input,
-            how.float8_dtype,
-            how.granularity,
-            how.mm_config,
-            how.hp_value_lb,
-            how.hp_value_ub,
-            how.kernel_preference,
-        )
+        bounds = how.hp_value_lb, how.hp_value_ub
+        kept = how.float8_dtype, how.granularity, how.mm_config, *bounds, how.kernel_preference
+        input = type(weight).from_hp(input, *kept)
     given = {
         "input_scale": _scale(f, "input", input, 1),
         "weight_scale": _scale(f, "weight", weight, 0 if not f.transposed else 1),

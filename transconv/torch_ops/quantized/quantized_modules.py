@@ -9,13 +9,7 @@ that read them:
 
     int8 -> conv + bias [+ residual] [-> activation] -> int8, or the type of the model's floats
 
-Where inputs are floats, a kernel before the product writes the weights as floats, once in a call, or
-that of the product makes floats in its registers, for every tile that reads them. Rates of the device
-tell which takes less time. Weights of 4 bits, with a scale for every few input channels, are always
-written: each is multiplied by many elements of the image.
-
-    byte[f, k.., c // 2]     8 + q of the even channel c, and 16 times 8 + q of the odd one; q is -8..7
-    weight[f, c, k..]        q * scale[f, c // size], in the type of the input
+Where inputs are floats, quantized/block_scales.py has the products.
 """
 
 from __future__ import annotations
@@ -31,15 +25,14 @@ import torch
 from transconv.calls import stats
 from transconv.compute import OPS, named
 from transconv.conv import zero_sums
-from transconv.ir import DType
-from transconv.support import TensorError, Unsupported
-from transconv.target import Target
+from transconv.support import Unsupported
 from transconv.torch_ops import arguments, modules
 from transconv.torch_ops.arguments import autocast_dtype
 from transconv.torch_ops.calls import lower_call
 from transconv.torch_ops.calls.call_attributes import ConvFunction, is_plain
 from transconv.torch_ops.modules import Convolves, ConvolvesTransposed
-from transconv.torch_ops.quantized import input_quantization, quantized_functional
+from transconv.torch_ops.quantized import block_scales, input_quantization, quantized_functional
+from transconv.torch_ops.quantized.block_scales import BlockWeight
 from transconv.torch_ops.quantized.input_quantization import (
     KINDS,
     QuantizationScheme,
@@ -62,12 +55,14 @@ __all__ = [
     "QuantConvTranspose1d",
     "QuantConvTranspose2d",
     "QuantConvTranspose3d",
+    "QuantLinear",
 ]
 
 
 BUFFERS = (
     "weight",
     "weight_scale",
+    "weight_tensor_scale",
     "input_scale",
     "input_zero_point",
     "input_zero_sums",
@@ -111,15 +106,16 @@ class Quantised:
             raise ValueError(f"{type(self).__name__}: {why}")
         self.kind, self.use_fast_accum, self.activation = kind.name, fast, activation
         given = self._parameters.pop("weight")
-        self.real = real or given.dtype
-        weight, scales = (
-            packed(given, kind.channels(given))
-            if kind.group
-            else quantised_weight(given, self.groups, self.transposed, kind)
-        )
+        self.real, whole = real or given.dtype, None
+        if kind.group:
+            made = block_scales.quantised(given, kind, kind.channels(given))
+            weight, scales, whole = made.elements, made.scale, made.tensor_scale
+        else:
+            weight, scales = quantised_weight(given, self.groups, self.transposed, kind)
         found = {
             "weight": weight,
             "weight_scale": scales,
+            "weight_tensor_scale": whole,
             "input_scale": scale,
             "input_zero_point": zero,
             "input_zero_sums": self.sums_of(weight, zero),
@@ -128,6 +124,12 @@ class Quantised:
             self.register_buffer(name, found.get(name))
         if self.bias is not None:
             self._parameters["bias"] = torch.nn.Parameter(self.bias.detach(), requires_grad=False)
+
+    @property
+    def blocks(self: Any) -> BlockWeight:
+        """The weight of a kind that has blocks."""
+        held, channels = self._buffers, self.in_channels // self.groups
+        return BlockWeight(KINDS[self.kind], channels, *(held[name] for name in BUFFERS[:3]))
 
     def sums_of(self: Any, weight: Tensor, zero: Tensor | None) -> Tensor | None:
         """What the zero point of inputs adds to every sum; None where each input has its own, or none."""
@@ -203,11 +205,14 @@ class Quantised:
         given: dict[str, Any] = {"activation": self.activation} if self.activation else {}
         if residual is not None:
             given["residual"] = residual
-        f: ConvFunction = FUNCTIONS[len(self.kernel_size), self.transposed]
-        if kind.input is None:
-            of = of_four_bits if kind.group else of_bytes
+        f: ConvFunction | None = FUNCTIONS.get((len(self.kernel_size), self.transposed))
+        if kind.input is None or f is None:
             x = input.to(autocast_dtype(input) or input.dtype)
-            return of(f, x, held["weight"], held["weight_scale"], bias, numbers, given)
+            if f is None:
+                return block_scales.linear(x, self.blocks, bias)
+            if kind.group:
+                return convolved(f, x, self.blocks, bias, numbers, given)
+            return of_bytes(f, x, held["weight"], held["weight_scale"], bias, numbers, given)
         whole = input.dtype is kind.input_dtype
         made = autocast_dtype(input) or (self.real if whole else input.dtype)
         scale, zero = held["input_scale"], held["input_zero_point"]
@@ -318,6 +323,27 @@ class QuantConvTranspose3d(Quantised, ConvolvesTransposed, torch.nn.ConvTranspos
     """torch.nn.ConvTranspose3d, quantised: computed by transconv.quantized.conv_transpose3d."""
 
 
+class QuantLinear(Quantised, torch.nn.Linear):
+    """torch.nn.Linear with a weight in blocks of floats: "mxfp8", "mxfp4" or "nvfp4"."""
+
+    transposed = False  # as a convolution without positions
+    groups = 1
+    kernel_size = ()
+
+    @property
+    def in_channels(self) -> int:
+        """The numbers of a row."""
+        return self.in_features
+
+    def __init__(self, *args: Any, kind: str = "mxfp8", **named: Any) -> None:
+        """Arguments of torch's module, and the kind; weights and scales are for a state dict to load."""
+        super().__init__(*args, kind=kind, **named)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """The rows times the weight, in the input's type or that of autocast."""
+        return self.computed(input, self.bias, ())
+
+
 OURS: dict[type, type] = {
     getattr(torch.nn, name.removeprefix("Quant")): globals()[name] for name in __all__
 }
@@ -328,20 +354,22 @@ Numbers = tuple[Any, ...]
 Given = dict[str, Any]
 
 
-def of_four_bits(
+def convolved(
     f: ConvFunction,
     input: Tensor,
-    weight: Tensor,
-    scale: Tensor,
+    weight: BlockWeight,
     bias: Tensor | None,
     numbers: Numbers,
     given: Given,
 ) -> Tensor:
-    """The convolution of a packed weight, in the input's type, with other words of a quantised call.
-    TensorError for scales that do not fit."""
-    return quantized_functional.of_new_weight(
-        f, input, floats(weight, scale, input.dtype), bias, numbers, {**given, "output_dtype": input.dtype}
-    )
+    """The convolution in the input's type, with other words of a quantised call. TensorError for scales
+    that do not fit."""
+    word = given.get("activation", "")
+    if given.keys() <= {"activation"} and (word in OPS or not word):
+        if (made := block_scales.multiplied(input, weight, bias, numbers, word)) is not None:
+            return made
+    given = {**given, "output_dtype": input.dtype}
+    return quantized_functional.of_new_weight(f, input, weight.floats(input.dtype), bias, numbers, given)
 
 
 def of_bytes(
@@ -353,7 +381,7 @@ def of_bytes(
     numbers: Numbers,
     given: Given,
 ) -> Tensor:
-    """The same of int8 weights with a scale for each output channel."""
+    """The convolution of int8 weights with a scale for each output channel."""
     given = {**given, "weight_scale": scale, "output_dtype": input.dtype}
     if is_written(f, input, weight, numbers):
         return quantized_functional.of_new_weight(f, input, weight.to(input.dtype), bias, numbers, given)
@@ -367,87 +395,9 @@ def is_written(f: ConvFunction, input: Tensor, weight: Tensor, numbers: Numbers)
         return False
     stride = arguments.ints(numbers[0], f.ndims) or (1,) * f.ndims
     positions = prod(input.shape[2:]) / (1 if f.transposed else prod(stride))
-    target = lower_call.target_of(input.device)
     moved = weight.numel() * (weight.element_size() + 2 * input.element_size())
-    product = multiplied_us(weight.numel() * input.shape[0] * positions, target)
-    return written_us(moved, target) < target.rates.issue.converted_late * product
-
-
-def multiplied_us(products: float, target: Target) -> float:
-    """Microseconds of so many multiply-adds at the chip's rate."""
-    return 2 * products / (target.tflops * 1e6)
-
-
-def written_us(moved: int, target: Target) -> float:
-    """Microseconds of a kernel in front of another one that reads and writes so many bytes."""
-    rates = target.rates.triton
-    return rates.copy_us + moved / (target.bandwidth_gbs * 1e3 * rates.memory_share)
-
-
-def packed(weight: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """The bytes (oc, *k, ic/groups/2) of a weight (oc, ic/groups, *k), and the scales
-    (oc, ic/groups/size), f32. ValueError unless ``size`` is even and divides the channels."""
-    channels = weight.shape[1]
-    if size < 2 or size % 2 or channels % size:
-        raise ValueError(
-            f"groups of {size} of {channels} input channels; expected an even number that divides them"
-        )
-    rows = weight.detach().float().movedim(1, -1)
-    each = rows.reshape(*rows.shape[:-1], -1, size)
-    tiny = torch.finfo(torch.float32).tiny
-    scale = (each.abs().amax(dim=(*range(1, each.dim() - 2), each.dim() - 1)) / 7).clamp(min=tiny)
-    along = scale.view(len(scale), *[1] * (each.dim() - 3), -1, 1)
-    whole = ((each / along).round().clamp(-8, 7) + 8).to(torch.uint8).reshape(rows.shape)
-    return (whole[..., ::2] | whole[..., 1::2] << 4).contiguous(), scale.contiguous()
-
-
-def unpacked(weight: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
-    """The weight (oc, ic/groups, *k) of bytes and scales, rounded once."""
-    whole = torch.stack([weight & 15, weight >> 4], -1).flatten(-2).float() - 8
-    size = whole.shape[-1] // scale.shape[1]
-    along = scale.repeat_interleave(size, 1).view(len(scale), *[1] * (whole.dim() - 2), -1)
-    return (whole * along).to(dtype).movedim(-1, 1)
-
-
-def floats(weight: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
-    """``unpacked`` by one kernel where there is one, with channels innermost in memory. TensorError for
-    scales that are not those of the weight's channels."""
-    rows, channels = len(weight), 2 * weight.shape[-1]
-    if scale.dim() != 2 or len(scale) != rows or not scale.shape[1] or channels % scale.shape[1]:
-        raise TensorError(
-            f"weight_scale: expected the shape ({rows}, groups of {channels} input "
-            f"channels), got {tuple(scale.shape)}"
-        )
-    weight, scale = weight.contiguous(), scale.contiguous()
-    made = weight.new_empty((*weight.shape[:-1], channels), dtype=dtype)
-    taps, groups = prod(weight.shape[1:-1]), scale.shape[1]
-    if input_quantization.served(weight) and input_quantization.computed(
-        "weights of 4 bits",
-        ("four bits", rows, taps, channels, groups, dtype),
-        ("W", "S", "Y"),
-        (weight, scale, made),
-        lambda: text(rows, taps, channels, groups, lower_call.DTYPES[dtype]),
-    ):
-        return made.movedim(-1, 1)
-    return unpacked(weight, scale, dtype)
-
-
-def text(rows: int, taps: int, channels: int, groups: int, of: DType) -> str:
-    """The computation, whose elements are those in memory."""
-    half, size, count = channels // 2, channels // groups, rows * taps * channels
-    return "\n".join(
-        [
-            "compute four_bits",
-            f"    tensor W u8 [n={count // 2}]",
-            f"    tensor S f32 [n={rows * groups}]",
-            f"    tensor Y {of} [n={count}]",
-            f"    axes   f={rows} t={taps} c={channels}",
-            f"    read   p = W[(f*{taps} + t)*{half} + c // 2]",
-            f"    read   s = S[f*{groups} + c // {size}]",
-            "    let    high = floor(p*0.0625)",
-            "    let    q = where(c % 2 == 0, p - high*16, high) - 8",
-            f"    store  Y[(f*{taps} + t)*{channels} + c] = q*s",
-        ]
+    return block_scales.pays(
+        moved, weight.numel() * input.shape[0] * positions, lower_call.target_of(input.device)
     )
 
 

@@ -2,8 +2,7 @@
 
 torch's way has the same order of operations: exact sums of integers in f64 (of 8-bit floats in f32), then
 the operations of the epilogue in f32, and one rounding. Compilers see the operator in the place of a call.
-``weight_gradient`` is that of a weight in 32 bits, from an input and a result's gradient of fewer.
-"""
+``weight_gradient`` is that of a weight in 32 bits, from an input and a result's gradient of fewer."""
 
 from __future__ import annotations
 

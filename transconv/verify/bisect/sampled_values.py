@@ -8,8 +8,7 @@ simplifier; here they are 64 bits wide, and points stay small.
 
 Tensors of more than 2^31 elements are too large to interpret, but their indices need no tensors: every
 index expression of the kernel is computed at corners and random points of the loops and lanes, once as it
-is typed, each intermediate value wrapped around at the width of its node, once in 64 bits.
-"""
+is typed, each intermediate value wrapped around at the width of its node, once in 64 bits."""
 
 from __future__ import annotations
 

@@ -13,8 +13,7 @@ The answer is the oracle's for a convolution, the f64 evaluation of the text for
 float data are looked at where exact ones show nothing. A pass that is to blame is run once more while
 every rewrite of the simplifier is checked at random points, which names the rule, where one is unsound.
 
-A stage after which the kernel breaks a rule of the IR, or a pass that fails, counts as wrong.
-"""
+A stage after which the kernel breaks a rule of the IR, or a pass that fails, counts as wrong."""
 
 from __future__ import annotations
 
@@ -120,8 +119,7 @@ def blame_workload(
     One with more than ``limit`` multiplications is looked at in a smaller size (the report says which).
     ``switches`` turn passes on and off; default: as TRANSCONV_PASSES says. Raises ScheduleError or
     Unsupported when there is no kernel to blame, ComputeError for a computation that cannot be made
-    small.
-    """
+    small."""
     return _StageSearch(asked, seed, limit, running(switches), isolated).judge(parts)
 
 

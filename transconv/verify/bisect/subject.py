@@ -6,8 +6,7 @@ smaller one of the same kind: sizes are halved, the axis with the most tiles fir
 stays legal, so that the small workload has the same stages, masks and tails as the large one.
 
 The emitted text runs under Triton's interpreter, in a process of its own where this one compiles kernels;
-then, on a GPU, as it is compiled.
-"""
+then, on a GPU, as it is compiled."""
 
 from __future__ import annotations
 

@@ -7,8 +7,7 @@ that a text can say about where an element lies is drawn: flips, strides, pads o
 divided coordinates, broadcasts, gathers, concatenations, permuted and partial stores, layouts with gaps.
 Sizes rarely divide anything.
 
-What is stored goes to a place of its own from every point, unless it adds.
-"""
+What is stored goes to a place of its own from every point, unless it adds."""
 
 from __future__ import annotations
 
@@ -292,6 +291,7 @@ def _finished(page: TextPage, name: str) -> str:
     return page.made(name)
 
 
+KINDS = (_product, _reduction, _chain, _chain, _rows, _extremes)  # also where sizes are arguments
 SIZES = (1, 2, 3, 3, 5, 5, 7, 8, 9, 13, 16, 17, 21, 32, 33)
 MOST_POINTS = 1 << 15  # of all axes together
 
@@ -337,6 +337,10 @@ class TextPage:
     def dtype(self) -> str:
         return "f64" if self.f64 and chance(self.rng, 2) else self.rng.choice(FLOATS)
 
+    def coordinates(self, axes: list[str], stored: bool) -> tuple[list[str], list[int]]:
+        """Coordinates that see the axes, and the sizes of their dimensions."""
+        return coordinates(self, axes, stored)
+
     def tensor(self, name: str, shape: list[int], stored: bool = False, dtype: str = "") -> None:
         sizes = ", ".join(map(str, shape))
         self.tensors.append(
@@ -362,7 +366,7 @@ class TextPage:
         return name
 
     def readone(self, name: str, axes: list[str], fill: str, dtype: str) -> str:
-        coords, shape = coordinates(self, axes, stored=False)
+        coords, shape = self.coordinates(axes, stored=False)
         self.tensor(name.upper(), shape, dtype=dtype)
         where = condition(self, axes) if chance(self.rng, 12) else ""
         self.steps.append(
@@ -373,7 +377,7 @@ class TextPage:
     def store(self, name: str, value: str, axes: list[str] | None = None, dtype: str = "") -> None:
         """A line that stores a value at every point of some axes, or of those that are left."""
         axes = self.kept if axes is None else axes
-        coords, shape = coordinates(self, axes, stored=True)
+        coords, shape = self.coordinates(axes, stored=True)
         self.tensor(name, shape, stored=True, dtype=dtype)
         where = condition(self, axes) if chance(self.rng, 12) else ""
         self.steps.append(f"store {name}[{', '.join(coords)}]{where} = {value}")

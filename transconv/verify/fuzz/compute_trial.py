@@ -5,8 +5,7 @@ A trial is a computation's text, a chip and a legal schedule, the same for every
     --target=sm_90 --schedule=m:8+k:16+fma compute rows ;; axes m=21 k=37 ;; read x = X[m, k] ;; ...
 
 A schedule that says ``red=`` or ``row=`` alone gets a tile, and several kernels, as selection has it.
-Where sizes are arguments, one kernel is run at several: the edges of what it requires first.
-"""
+Where sizes are arguments, one kernel is run at several: the edges of what it requires first."""
 
 from __future__ import annotations
 

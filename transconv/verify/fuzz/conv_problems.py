@@ -1,12 +1,10 @@
 """A small random convolution with layouts and options, and what happens to its sums: post-ops, scales and
 zero points.
 
-The one generator of problems: the fuzzer seeds it with numbers, tests hand it Hypothesis' random
-numbers, which shrink. Sizes stay small, so that NumPy interprets a kernel in milliseconds and
-compilers see short programs; what is drawn are difficult cases: sizes that blocks do not divide,
-filters larger than images, negative padding, strides and dilations without a common divisor, padded
-pitches.
-"""
+The one generator of problems: the fuzzer seeds it with numbers, tests hand it Hypothesis' random numbers,
+which shrink. Sizes stay small, so that NumPy interprets a kernel in milliseconds and compilers see short
+programs; what is drawn are difficult cases: sizes that blocks do not divide, filters larger than images,
+negative padding, strides and dilations without a common divisor, padded pitches."""
 
 from __future__ import annotations
 

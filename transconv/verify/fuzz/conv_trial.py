@@ -9,8 +9,7 @@ The line is benchdnn's, with options of ours for what benchdnn has no word for:
     --dir=BWD_W --dt=f16:f16:f32 --stag=nhwc --wtag=oihw --dtag=nhwc --target=sm_90
         --schedule=ic:16+oc:16+ow:16+mma+swap=1 --epilogue=bias+relu --passes=-cse,-hoist mb2ic3...
 
-It has no blanks inside of words: blanks of a schedule are written ``+``, commas of strides ``_``.
-"""
+It has no blanks inside of words: blanks of a schedule are written ``+``, commas of strides ``_``."""
 
 from __future__ import annotations
 
@@ -101,7 +100,6 @@ class ConvTrial(Trial):
         shapes = []
         for word in line.split():
             name, _, value = word.removeprefix("--").partition("=")
-            name = FORMER.get(name, name)
             if not word.startswith("--"):
                 shapes.append(word)
             elif name in OPTIONS:
@@ -113,9 +111,8 @@ class ConvTrial(Trial):
         ways = [p for p, name in DIRECTIONS.items() if name == said.get("dir", "FWD_D")]
         if len(shapes) != 1 or not ways:
             raise ProblemError(
-                f"the trial '{line}' names {len(shapes)} shapes and the direction "
-                f"{said.get('dir')}; expected one shape, and --dir= one of "
-                f"{' '.join(DIRECTIONS.values())}"
+                f"the trial '{line}' names {len(shapes)} shapes and the direction {said.get('dir')}; "
+                f"expected one shape, and --dir= one of {' '.join(DIRECTIONS.values())}"
             )
         tags = [said.get(k, "abx").replace("_", ",") for k in ("stag", "wtag", "dtag")]
         text = f"{shapes[0]} dt={said.get('dt', 'f32')} tag={':'.join(tags)}"
@@ -199,18 +196,14 @@ class ConvTrial(Trial):
         return found
 
 
-FORMER = {"config": "schedule"}  # words under the names that older corpora have
 OPTIONS = tuple("dir dt stag wtag dtag math target schedule epilogue passes shift values".split())
-
-
-GONE = ("strength", "tidy")  # passes that older corpora switch; kernels meant the same with and without
 OPTIONAL = tuple(step.name for step in passes() if step.optional)
 
 
 def _switches(text: str) -> tuple[tuple[str, bool], ...]:
     """The passes that a trial switches. Raises ProblemError for a name of none."""
     try:
-        made = tuple((name, on) for name, on in knobs.passes.read(text) if name not in GONE)
+        made = tuple(knobs.passes.read(text))
     except ValueError:
         raise ProblemError(f"--passes={text}; expected {knobs.passes.legal}") from None
     if unknown := [name for name, _ in made if name not in OPTIONAL]:

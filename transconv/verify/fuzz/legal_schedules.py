@@ -2,8 +2,7 @@
 
 Nothing here knows what a word means: words and their values are those of the table of words, numbers
 nearby, and texts seen among the heuristic's candidates; ``why_not`` is the filter. A word that joins
-the table is drawn from then on.
-"""
+the table is drawn from then on."""
 
 from __future__ import annotations
 

@@ -8,8 +8,7 @@ is complete when the run is stopped by its time budget, Ctrl-C or SIGTERM, and n
 
 Every run begins with the corpus, the trials that have failed before: files of lines of convolutions
 (conv_trial.py) and of computations (compute_trial.py), each after a comment that says what was wrong. The
-test suite runs them too.
-"""
+test suite runs them too."""
 
 from __future__ import annotations
 

@@ -7,8 +7,7 @@ kernels on a GPU.
 
 A failing trial is made simpler greedily: of all that are simpler in one respect, the first that fails in
 the same way is taken, until none does. Changes that remove most are tried first: words, layouts and types
-before sizes, and of a size first 1, then half, then one less.
-"""
+before sizes, and of a size first 1, then half, then one less."""
 
 from __future__ import annotations
 

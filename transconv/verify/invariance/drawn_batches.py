@@ -5,8 +5,7 @@
 Few samples have another plan than many, so parts of a batch are compared for which other plans are chosen.
 A result without samples is a sum over them, such as a weight gradient. It is compared with that of the
 same samples and some of zeros behind them, which add nothing: where the number of samples decides which
-terms are added to which, it has other bits.
-"""
+terms are added to which, it has other bits."""
 
 from __future__ import annotations
 

@@ -26,8 +26,7 @@ The tree of a sum says which terms a schedule adds to which, and when, as expres
 The tile alone decides how terms of one step are added; depthwise kernels may add one term after another,
 whatever the tile is. Steps of one part are added one after another, and so are parts, by a second kernel.
 So two sums of which all terms have the same part, turn and lane are grouped alike. A name that occurs in
-none of these expressions changes no grouping.
-"""
+none of these expressions changes no grouping."""
 
 from __future__ import annotations
 
