@@ -91,8 +91,8 @@ def _refused(compute: Compute) -> Iterator[str]:
             yield f"sizes that are arguments: {write.view.tensor.name} is added to in place"
     stored = {w.view for w in compute.writes}
     for view in compute.views():
-        told, each = compute.names.told(view), zip(view.dims, view.tensor.bounds, strict=True)
-        sizes = [n for d, n in each if ir.free_vars(d.coord) & told]
+        values, each = compute.names.told(view), zip(view.dims, view.tensor.bounds, strict=True)
+        sizes = [n for d, n in each if ir.free_vars(d.coord) & values]
         if sizes and (view in stored or not all(isinstance(n, ir.Const) for n in sizes)):
             yield (
                 f"sizes that are arguments: places in {view.tensor.name} are told by the values of a "

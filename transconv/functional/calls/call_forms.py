@@ -49,7 +49,6 @@ from transconv.functional.calls.symbolic_bind import (
     lying,
     strided,
 )
-from transconv.ir import Var
 from transconv.support import Cache, ComputeError, Unsupported, defined
 
 
@@ -402,7 +401,8 @@ def holding(bound: BoundCall) -> Iterator[tuple[str, ...]]:
     ranked = [n for n in alike if len(shapes[n]) == len(shapes[first])]
     yield from dict.fromkeys((tuple(alike), tuple(ranked), (first,)))
     compute = program(bound.exact().forward.text).compute
-    along = {v.tensor.name for v in compute.views() if v.dims[0].coord is Var(batch_axis(compute) or "")}
+    axis = batch_axis(compute)
+    along = {v.tensor.name for v in compute.views() if str(v.dims[0].coord) == axis}
     yield tuple(n for n in bound.operands if n in along)
 
 
