@@ -4,8 +4,7 @@
 
 A name has an example (``N=8``; default: 64, or the nearest legal size) and a range (default:
 1..2147483647); conditions may follow. Extents of axes and of tensors are expressions of names. Kernels are
-correct for all sizes that meet these requirements; a launch with others is refused.
-"""
+correct for all sizes that meet these requirements; a launch with others is refused."""
 
 from __future__ import annotations
 

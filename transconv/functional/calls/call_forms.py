@@ -24,8 +24,7 @@ there are, and all batches have one kernel.
     linear(x[5, 64], w[32, 64])  ->  x[8, 64], x[24, 64]  ->  sizes BATCH=4096, at BATCH=5
 
 Which operands hold samples is tried: those whose first dim is as long as the first operand's, those of
-them with as many dims, the first alone.
-"""
+them with as many dims, the first alone."""
 
 from __future__ import annotations
 
