@@ -37,6 +37,7 @@ INTERNALS: Mapping[str, tuple[str, str]] = MappingProxyType(
         # Tensors.
         "TensorGuards": ("torch._C._dynamo.guards", "TensorGuards"),  # compares all tensors of a call in C
         "functorch": ("torch._C", "_functorch"),  # levels of torch.func, and of is_grads_batched
+        "copy_each": ("torch", "_foreach_copy_"),  # tensors to tensors, in one launch
         "add_batch_dim": ("torch", "_add_batch_dim"),  # is_grads_batched: vmap of an older kind
         "remove_batch_dim": ("torch", "_remove_batch_dim"),
         "foreach_copy": ("torch", "_foreach_copy_"),  # many tensors by one launch

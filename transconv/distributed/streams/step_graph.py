@@ -16,9 +16,12 @@ from typing import Any, NamedTuple
 
 import torch
 
+from transconv.runtime import torch_internals
+
 Tensor = torch.Tensor
 MOST = 16  # graphs of a stream, each of which has memory of its own
 log = logging.getLogger("transconv.distributed")
+_copy_each: Callable[[list[Tensor], list[Tensor]], None] = torch_internals.copy_each
 
 
 class StreamState(NamedTuple):
@@ -79,7 +82,7 @@ class StepGraph:
             if own.numel() and own.data_ptr() != t.data_ptr()
         ]
         if old:
-            torch._foreach_copy_([own for own, _ in old], [t for _, t in old])
+            _copy_each([own for own, _ in old], [t for _, t in old])
         self.rows.copy_(x)
         self.replay()
         numbers = [n + d for n, d in zip(state.numbers, self.grows, strict=True)]
