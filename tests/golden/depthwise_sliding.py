@@ -30,8 +30,16 @@ def depthwise_sliding(src, dst, partials):
     sums_2 = tl.full((32, 8), 0.0, tl.float32)
     step_base = part * 13
     ih_base = mn_blk - 1
-    src_base = grp_blk * 32 + mn_blk * 2688
+    src_base = grp_blk * 32 + mn_blk * 2688 - 2784
+    src_base_2 = grp_blk * 32 + mn_blk * 2688 - 2688
+    src_base_3 = grp_blk * 32 + mn_blk * 2688 - 2592
+    src_base_4 = grp_blk * 32 + mn_blk * 2688 - 2496
+    src_base_5 = grp_blk * 32 + mn_blk * 2688 - 2400
+    src_base_6 = grp_blk * 32 + mn_blk * 2688 - 2304
     dst_base = grp_blk * 32
+    dst_base_2 = dst_base + 96
+    dst_base_3 = dst_base + 192
+    dst_base_4 = dst_base + 288
 
     for turn in tl.range(0, 13, num_stages=1):
         step = turn + step_base
@@ -45,25 +53,25 @@ def depthwise_sliding(src, dst, partials):
         ih = ih_base + oh
         iw_0_0 = ow_0 - 1
         iw_3_2 = ow_3 + 1
-        a_0_0 = tl.load(src + (ow_blk * 384 + src_base + grp)[:, None] + (mb * 75264 + oh * 2688)[None, :] - 2784,
+        a_0_0 = tl.load(src + (ow_blk * 384 + src_base + grp)[:, None] + (mb * 75264 + oh * 2688)[None, :],
                         mask=((0 <= ih) & (ih < 28) & ((0 <= iw_0_0) & (step < 196)))[None, :], other=0.0)
-        a_0_1 = tl.load(src + (ow_blk * 384 + src_base + grp)[:, None] + (mb * 75264 + oh * 2688)[None, :] - 2688,
+        a_0_1 = tl.load(src + (ow_blk * 384 + src_base_2 + grp)[:, None] + (mb * 75264 + oh * 2688)[None, :],
                         mask=((0 <= ih) & (ih < 28) & (step < 196))[None, :], other=0.0)
-        a_0_2 = tl.load(src + (ow_blk * 384 + src_base + grp)[:, None] + (mb * 75264 + oh * 2688)[None, :] - 2592,
+        a_0_2 = tl.load(src + (ow_blk * 384 + src_base_3 + grp)[:, None] + (mb * 75264 + oh * 2688)[None, :],
                         mask=((0 <= ih) & (ih < 28) & (step < 196))[None, :], other=0.0)
-        a_1_2 = tl.load(src + (ow_blk * 384 + src_base + grp)[:, None] + (mb * 75264 + oh * 2688)[None, :] - 2496,
+        a_1_2 = tl.load(src + (ow_blk * 384 + src_base_4 + grp)[:, None] + (mb * 75264 + oh * 2688)[None, :],
                         mask=((0 <= ih) & (ih < 28) & (step < 196))[None, :], other=0.0)
-        a_2_2 = tl.load(src + (ow_blk * 384 + src_base + grp)[:, None] + (mb * 75264 + oh * 2688)[None, :] - 2400,
+        a_2_2 = tl.load(src + (ow_blk * 384 + src_base_5 + grp)[:, None] + (mb * 75264 + oh * 2688)[None, :],
                         mask=((0 <= ih) & (ih < 28) & (step < 196))[None, :], other=0.0)
-        a_3_2 = tl.load(src + (ow_blk * 384 + src_base + grp)[:, None] + (mb * 75264 + oh * 2688)[None, :] - 2304,
+        a_3_2 = tl.load(src + (ow_blk * 384 + src_base_6 + grp)[:, None] + (mb * 75264 + oh * 2688)[None, :],
                         mask=((0 <= ih) & (ih < 28) & ((iw_3_2 < 28) & (step < 196)))[None, :], other=0.0)
         b_0 = tl.load(dst + (ow_blk * 384 + dst_base + grp)[:, None] + (mb * 75264 + oh * 2688)[None, :],
                       mask=step < 196, other=0.0)
-        b_1 = tl.load(dst + (ow_blk * 384 + dst_base + grp)[:, None] + (mb * 75264 + oh * 2688)[None, :] + 96,
+        b_1 = tl.load(dst + (ow_blk * 384 + dst_base_2 + grp)[:, None] + (mb * 75264 + oh * 2688)[None, :],
                       mask=step < 196, other=0.0)
-        b_2 = tl.load(dst + (ow_blk * 384 + dst_base + grp)[:, None] + (mb * 75264 + oh * 2688)[None, :] + 192,
+        b_2 = tl.load(dst + (ow_blk * 384 + dst_base_3 + grp)[:, None] + (mb * 75264 + oh * 2688)[None, :],
                       mask=step < 196, other=0.0)
-        b_3 = tl.load(dst + (ow_blk * 384 + dst_base + grp)[:, None] + (mb * 75264 + oh * 2688)[None, :] + 288,
+        b_3 = tl.load(dst + (ow_blk * 384 + dst_base_4 + grp)[:, None] + (mb * 75264 + oh * 2688)[None, :],
                       mask=step < 196, other=0.0)
         sums_0 = sums_0 + a_0_0.to(tl.float32) * b_0.to(tl.float32)
         sums_1 = sums_1 + a_0_1.to(tl.float32) * b_0.to(tl.float32)
@@ -82,7 +90,7 @@ def depthwise_sliding(src, dst, partials):
     acc_1 = tl.sum(sums_1, axis=1)
     acc_2 = tl.sum(sums_2, axis=1)
     tl.store(partials + part * 864 + grp_blk * 288 + mn_blk * 3 + grp * 9, acc_0)
-    tl.store(partials + part * 864 + grp_blk * 288 + mn_blk * 3 + grp * 9 + 1, acc_1)
-    tl.store(partials + part * 864 + grp_blk * 288 + mn_blk * 3 + grp * 9 + 2, acc_2)
+    tl.store(partials + part * 864 + grp_blk * 288 + mn_blk * 3 + 1 + grp * 9, acc_1)
+    tl.store(partials + part * 864 + grp_blk * 288 + mn_blk * 3 + 2 + grp * 9, acc_2)
 
 # launched with 144 programs

@@ -132,7 +132,11 @@ STAGES: tuple[Stage, ...] = (
     Pass("reuse", "what is loaded twice is loaded once", lambda k, c: cse.reuse(k)),
     Pass("simplify", "shorter indices, fewer masks", lambda k, c: simplification.simplify_kernel(k)),
     Pass("lets", "names that nothing reads disappear", lambda k, c: cse.optimise_lets(k)),
-    Pass("hoist", "what does not change leaves the loop", lambda k, c: hoist.hoist(k)),
+    Pass(
+        "hoist",
+        "what does not change leaves the loop",
+        lambda k, c: hoist.hoist(k, c.scheduled is not None and c.compute.sums_positions),
+    ),
     Pass(
         "edges",
         "tiles inside need no masks of the edges",

@@ -12,7 +12,9 @@ part per set of lanes. The invariant conditions of a mask move together, per set
 Where accesses of a tensor differ in their constants alone, these are added last, to a pointer of 64
 bits: the accesses share the sum of all other terms, and the assembler makes the constants parts of the
 instructions. Inside a sum of 32 bits it could not, because it does not know that the sum does not
-overflow. (LLVM's pass separate-const-offset-from-gep does this where it knows.)
+overflow. (LLVM's pass separate-const-offset-from-gep does this where it knows.) Not so where positions are
+summed: there ptxas puts loads that share an address where their first products stand, and a step waits for
+memory 14 times instead of twice.
 
     load(A, A_base_2 + m)       A_base_2 = h*W + 64     ->     load(A, A_base + m + 64)       A_base = h*W
 """
@@ -26,10 +28,11 @@ from transconv import ir
 from transconv.simplify import simplify
 
 
-def hoist(kernel: ir.Kernel) -> ir.Kernel:
-    """Move loop-invariant lets, addends and conditions in front of the serial loops."""
+def hoist(kernel: ir.Kernel, apart: bool = False) -> ir.Kernel:
+    """Move loop-invariant lets, addends and conditions in front of the serial loops. ``apart``: each
+    address keeps its constant."""
     names = {v.name for v in ir.bound_vars(kernel)}
-    return _Hoist(names, _shared(kernel)).rebuilt(kernel)
+    return _Hoist(names, set() if apart else _shared(kernel)).rebuilt(kernel)
 
 
 class _Hoist(ir.Mutator):
