@@ -325,6 +325,12 @@ def test_sides_share_the_seconds_that_are_left() -> None:
         assert left >= 0
 
 
+def test_a_side_that_was_not_begun_is_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    _, said = understood(["auto-sizes", "--only", "graph", "--limit", "0.001", "--out", str(tmp_path)])
+    assert auto_sizes.main(said) == 1
+    assert capfd.readouterr().out.count("no time was left to start it") == 3
+
+
 def test_a_side_without_time_has_one_pass_and_its_times(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
