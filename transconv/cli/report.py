@@ -127,7 +127,6 @@ def _asked(words: argparse.Namespace) -> tuple[list[MeasuredProblem], int]:
     ProblemError, ValueError and OSError."""
     first = words.problem[0]
     rows = asked_of(words.times) if words.times else []
-    props = options.props(words)
     if len(words.problem) == 1 and isfile(first) and is_times(Path(first)):
         for option in ("dtype", "layout", "epilogue"):
             if getattr(words, option):
@@ -135,7 +134,7 @@ def _asked(words: argparse.Namespace) -> tuple[list[MeasuredProblem], int]:
                     f"--{option} is given, and the rows have their own in {first}; "
                     "expected the table without it"
                 )
-        every = [a for a in asked_of(Path(first)) if a.prop in props]
+        every = [a for a in asked_of(Path(first)) if a.prop in options.props(words)]
         if not every:
             raise ProblemError(f"{first} has no row with --prop {words.prop}; expected at least one")
     else:

@@ -4,8 +4,7 @@
 
 A name has an example (``N=8``; default: 64, or the nearest legal size) and a range (default:
 1..2147483647); conditions may follow. Extents of axes and of tensors are expressions of names. Kernels are
-correct for all sizes that meet these requirements; a launch with others is refused.
-"""
+correct for all sizes that meet these requirements; a launch with others is refused."""
 
 from __future__ import annotations
 
@@ -91,8 +90,8 @@ def _refused(compute: Compute) -> Iterator[str]:
             yield f"sizes that are arguments: {write.view.tensor.name} is added to in place"
     stored = {w.view for w in compute.writes}
     for view in compute.views():
-        told, each = compute.names.told(view), zip(view.dims, view.tensor.bounds, strict=True)
-        sizes = [n for d, n in each if ir.free_vars(d.coord) & told]
+        values, each = compute.names.told(view), zip(view.dims, view.tensor.bounds, strict=True)
+        sizes = [n for d, n in each if ir.free_vars(d.coord) & values]
         if sizes and (view in stored or not all(isinstance(n, ir.Const) for n in sizes)):
             yield (
                 f"sizes that are arguments: places in {view.tensor.name} are told by the values of a "

@@ -6,8 +6,7 @@ the cache lines that they touch, and the bytes that come through the L2 cache:
     step of a warp = max(instructions / 4 schedulers, cache lines) clocks
     instructions   = products + conversions + loads + a row's index and mask
 
-The instructions are counted, not fitted to times; the target's record has the rate of issue.
-"""
+The instructions are counted, not fitted to times; the target's record has the rate of issue."""
 
 from __future__ import annotations
 

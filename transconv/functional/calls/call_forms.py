@@ -24,8 +24,7 @@ there are, and all batches have one kernel.
     linear(x[5, 64], w[32, 64])  ->  x[8, 64], x[24, 64]  ->  sizes BATCH=4096, at BATCH=5
 
 Which operands hold samples is tried: those whose first dim is as long as the first operand's, those of
-them with as many dims, the first alone.
-"""
+them with as many dims, the first alone."""
 
 from __future__ import annotations
 
@@ -49,7 +48,6 @@ from transconv.functional.calls.symbolic_bind import (
     lying,
     strided,
 )
-from transconv.ir import Var
 from transconv.support import Cache, ComputeError, Unsupported, defined
 
 
@@ -402,7 +400,8 @@ def holding(bound: BoundCall) -> Iterator[tuple[str, ...]]:
     ranked = [n for n in alike if len(shapes[n]) == len(shapes[first])]
     yield from dict.fromkeys((tuple(alike), tuple(ranked), (first,)))
     compute = program(bound.exact().forward.text).compute
-    along = {v.tensor.name for v in compute.views() if v.dims[0].coord is Var(batch_axis(compute) or "")}
+    axis = batch_axis(compute)
+    along = {v.tensor.name for v in compute.views() if str(v.dims[0].coord) == axis}
     yield tuple(n for n in bound.operands if n in along)
 
 

@@ -2,8 +2,7 @@
 
 torch's own function, called on tensors without values, gives the results' shapes and types and raises
 the errors of wrong calls; the library gives the texts that compute them. A text reads and stores tensors
-by name (``X``, ``Y``, ``dX``: see library.Formula); here they get the shapes of torch's signature.
-"""
+by name (``X``, ``Y``, ``dX``: see library.Formula); here they get the shapes of torch's signature."""
 
 from __future__ import annotations
 

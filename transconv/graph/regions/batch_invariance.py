@@ -7,8 +7,7 @@ the schedule of each. The number has to be a name of the graph, as ``mark_dynami
     sizes of a call   (5, 64, 56)  of x[5, 3, 64, 56]
     planned for       (8, 64, 56)
 
-torch computes only what adds up nothing, by its own operators: Inductor and libraries choose by sizes.
-"""
+torch computes only what adds up nothing, by its own operators: Inductor and libraries choose by sizes."""
 
 from __future__ import annotations
 
