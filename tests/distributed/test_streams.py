@@ -16,7 +16,7 @@ from torch import nn
 import transconv
 from tests.torch_ops.conftest import fresh, untimed_guards
 from transconv.compute import AxisSpan
-from transconv.distributed.streams.step_graph import Run, StepGraphs
+from transconv.distributed.streams.step_replay import Run, StepGraphs
 from transconv.distributed.streams.stream import ROWS, StreamedModel
 from transconv.distributed.streams.time_axis import TimeRelation
 from transconv.errors import TensorError, Unsupported

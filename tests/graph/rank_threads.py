@@ -15,9 +15,8 @@ from unittest.mock import patch
 
 import torch
 
-from transconv.distributed import agreement
-from transconv.distributed import ranks as mesh_ranks
-from transconv.distributed.ranks import MeshRanks
+from transconv.distributed import agreement, halo
+from transconv.distributed.halo import MeshRanks
 from transconv.graph.pieces.piece_execution import PartMemory, PieceRun
 from transconv.graph.pieces.step_graph import StepMemory, TensorPart
 
@@ -98,7 +97,7 @@ empty = PieceRun.empty
 def mailed() -> Iterator[None]:
     """Inside, ranks are threads."""
     with (
-        patch.object(mesh_ranks, "Sent", QueuedSent),
+        patch.object(halo, "Sent", QueuedSent),
         patch.object(
             agreement, "_is_same", lambda place, text: len({t for _, t in place.gathered(text)}) == 1
         ),

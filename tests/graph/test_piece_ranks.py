@@ -29,7 +29,7 @@ from tests.graph.test_pieces import (
     trained,
 )
 from transconv.compute import AxisSpan
-from transconv.distributed.ranks import MeshRanks
+from transconv.distributed.halo import MeshRanks
 from transconv.errors import Unsupported
 from transconv.graph.backend_options import MemoryBound
 from transconv.graph.pieces.bounded_model import BoundReport

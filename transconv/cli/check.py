@@ -89,6 +89,7 @@ def parser() -> argparse.ArgumentParser:
         "check the plan that a user gets, the N best schedules, or all that may be chosen",
         "best",
         _schedules,
+        ["--configs"],
     )
     made.option("--json", "FILE", "write all results as JSON", None, ranges.output)
     made.flag("--strict", "exit with 1 also if a problem was not checked")

@@ -3,11 +3,12 @@
 Along one spatial axis, src has the positions i, dst the positions o (see conv/relation.py). A rank owns an
 interval of each. What it needs of the other tensor is the range of the relation's coordinate over its own
 interval and all taps; what it then computes is a convolution of these intervals, with a padding of its
-own. Rows move between the ranks of one mesh dim, as a plan says."""
+own. Rows move between the ranks of one mesh dim, as a plan says; pieces of a graph that ranks share move
+as bytes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -18,6 +19,7 @@ import torch.distributed as dist
 
 from transconv.compute import AxisSpan, span_of
 from transconv.conv import ConvProblem, Prop, reading
+from transconv.distributed import agreement
 from transconv.distributed.agreement import watch_group
 
 
@@ -258,3 +260,47 @@ def returned(grad: Tensor, size: int, dim: int, plan: Exchange, group: Any, chan
 def _order(rank: int, channels_last: bool) -> tuple[int, ...]:
     """The dims as they lie in memory, so that a piece that is sent is dense in this order."""
     return (0, *range(2, rank), 1) if channels_last else tuple(range(rank))
+
+
+@dataclass(frozen=True, slots=True)
+class MeshRanks:
+    """The ranks of a ``mesh`` of one dim that run one plan, one of which is this process: what they compare
+    and exchange."""
+
+    mesh: Any
+
+    @property
+    def number(self) -> int:
+        """Of this process."""
+        return int(self.mesh.get_local_rank())
+
+    @property
+    def count(self) -> int:
+        """Of all."""
+        return int(self.mesh.size())
+
+    def agree(self, text: str) -> None:
+        """RuntimeError on every rank, with what each has, unless all call it with one text. Asked once for
+        each text; ranks that agree choose the same schedules."""
+        agreement.agree(self.mesh, text)
+
+    def compare(self, text: str) -> None:
+        """The same, asked each time."""
+        agreement.compare(self.mesh, text)
+
+    def largest(self, found: tuple[int, ...]) -> tuple[int, ...]:
+        """The largest of what each rank has found."""
+        return max(own for _, own in agreement.gathered(self.mesh, found))
+
+    def exchange(
+        self, sends: Iterable[tuple[int, Tensor]], receives: Iterable[tuple[int, Tensor]]
+    ) -> None:
+        """Send dense tensors to other ranks, and receive those that they send, in their order.
+        RuntimeError that names a rank that is gone, or does not answer in the group's time."""
+        sent = Sent(self.mesh.get_group())
+        for rank, run in sends:
+            sent.send(run.view(torch.uint8), rank, run.nbytes, "bytes")
+        for rank, run in receives:
+            sent.receive(run.view(torch.uint8), rank, run.nbytes, "bytes")
+        sent.start()
+        sent.wait()

@@ -25,7 +25,7 @@ class CutMemory(Protocol):
 
 
 class RankGroup(Protocol):
-    """The ranks that run a plan, each its own pieces (distributed/ranks.py)."""
+    """The ranks that run a plan, each its own pieces (distributed/halo.py)."""
 
     @property
     def number(self) -> int: ...

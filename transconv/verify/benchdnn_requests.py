@@ -47,6 +47,7 @@ OPTIONS = {
     "target": "",
     "schedule": "",
 }
+FORMER = {"config": "schedule"}  # names that are read for one release
 MODES = "LIRCBPFS"
 LARGEST = 2**63 - 1
 ENGINES = ("gpu", "cpu", "numpy", "opencl", "auto")
@@ -197,7 +198,7 @@ class Driver:
         """Take one option. Raises ProblemError if it is unknown or its value unreadable."""
         if name == "reset":
             self.reset()
-        elif name in OPTIONS:
+        elif (name := FORMER.get(name, name)) in OPTIONS:
             read = READERS.get(name, str)
             self.options[name] = [read(word) or OPTIONS[name] for word in _COMMA.split(value)]
         elif name == "mode":

@@ -42,10 +42,17 @@ class Parser(argparse.ArgumentParser):
         return super().parse_known_args(given, namespace)
 
     def option(
-        self, name: str, metavar: str, help: str, default: Any = None, kind: Callable[[str], Any] = str
+        self,
+        name: str,
+        metavar: str,
+        help: str,
+        default: Any = None,
+        kind: Callable[[str], Any] = str,
+        former: Sequence[str] = (),
     ) -> None:
-        """An option with one value of a kind (``ranges``)."""
-        self.add_argument(name, metavar=metavar, help=help, default=default, type=kind)
+        """An option with one value of a kind (``ranges``). ``former``: names that are read for one release."""
+        dest = name.removeprefix("--").replace("-", "_")
+        self.add_argument(name, *former, dest=dest, metavar=metavar, help=help, default=default, type=kind)
 
     def flag(self, name: str, help: str) -> None:
         """An option without a value."""
@@ -124,6 +131,7 @@ def add_schedule(to: Parser) -> None:
         "S",
         "one line such as 'mb.oh.ow:128 oc:128 ic:64 | mma | stages=3 warps=8'; "
         "`transconv words` explains each word; default: chosen by transconv",
+        former=["--config"],
     )
 
 

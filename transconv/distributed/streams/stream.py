@@ -19,7 +19,7 @@ from transconv.calls.guard import ALIGNMENT
 from transconv.compute import AxisSpan
 from transconv.conv import CompiledDirection, ConvWorkload, Epilogue, Prop
 from transconv.distributed.streams.graph_capture import Capture, ResultReference, with_rows
-from transconv.distributed.streams.step_graph import MadeStep, StepGraphs, StepKey, StreamState
+from transconv.distributed.streams.step_replay import MadeStep, StepGraphs, StepKey, StreamState
 from transconv.distributed.streams.time_axis import (
     KeptRows,
     StreamedOperation,

@@ -73,7 +73,7 @@ def _ranks(mesh: Any) -> RankGroup | None:
         raise ValueError(f"ranks={one_line(repr(mesh))}; expected a DeviceMesh of one dim, or None")
     if mesh.get_coordinate() is None:
         raise ValueError(f"ranks={one_line(repr(mesh))}: this process is none of them")
-    room: Any = import_module("transconv.distributed.ranks")  # which imports DTensor
+    room: Any = import_module("transconv.distributed.halo")  # which imports DTensor
     found: RankGroup = room.MeshRanks(mesh)
     return found
 
