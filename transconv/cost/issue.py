@@ -35,14 +35,13 @@ FOURTH = 0.5  # for each product
 QUADS = 3.0, 1.0  # for each element of A, whose words are mostly made of two others, and of B
 WORDS = 16  # more registers of a thread
 IN_FLIGHT = 96  # registers of a thread for loaded elements; further loads wait
-# ptxas (sm_90) puts a load where its first product stands, if its mask is one that other loads have: it
-# saves the registers in between. A step then waits several times, each time for so many registers: few
-# where wide loads have one mask (the columns of a row are written out whole, or a step may lie beyond a
-# part of the sum), more where those at the ends of rows have their own, most where each has, because rows
-# end within a block. Narrower loads of parts of rows are waited for again where they are more than the
-# sums. Counted in the machine code of 133 kernels of 13 to 76 loads a step: these numbers are off by a
-# factor of 1.9 in the mean. TURN_NS: of a wait, some 600 clocks.
-TURN_ALIKE, TURN, TURN_OWN, TURN_NS = 8.0, 30.0, 60.0, 320.0
+# ptxas (sm_90) puts loads of a weight's gradient where their first products stand, so that a step waits
+# several times, each time for so many registers: few where all loads of a row have one mask, because its
+# columns are written out whole, more for other loads of 16 bytes. Counted in the machine code of 58
+# kernels of 14 to 76 loads a step: 14 waits in the mean (2 to 22) of whole rows, 8 (3 to 14) of other
+# loads of 16 bytes, 2 (1 to 3) of narrower ones. TURN is near to the times, for many of the 8 are short.
+# TURN_NS: of a wait; two kernels of one tile (H200) with 14 and 9 waits in each of four steps.
+TURN_WHOLE, TURN, TURN_NS = 8.0, 20.0, 190.0
 # Clocks of a warp for each register that goes through shared memory, beside one for each load, where loads
 # are ahead: of eight tiles (H200), that of loads of 4 bytes takes 1.6 times as long with them.
 COPIED = 0.5
@@ -114,7 +113,7 @@ class Issued:
     def of(schedule: Schedule, compute: Compute, target: Target) -> Issued:
         """The counts of a kernel."""
         chip = target.rates.issue
-        step, alone, resident, loaded, loads, sums = _issued(
+        step, alone, resident, loaded, loads = _issued(
             schedule.blocks, compute, schedule.regs, schedule.warps, target
         )
         if schedule.stages > 1 and not schedule.unroll and k_steps(schedule, compute) > schedule.split_k:
@@ -123,9 +122,9 @@ class Issued:
             resident = max(1, min(resident, int(target.shared_bytes / held)))
             step += schedule.warps * (loads + COPIED * max(loads, loaded)) / chip.clock
         elif compute.sums_positions:
-            alone += TURN_NS * max(0.0, _turns(loaded, loads, sums, schedule, compute) - 1)
+            alone += TURN_NS * max(0.0, _turns(loaded, loads, schedule, compute) - 1)
         if not schedule.late and lanes(schedule, compute, "K") > 1:
-            step += chip.barriers_ns * sums
+            step += chip.barriers_ns * prod(n for a, n in schedule.written if compute.kind(a) != "K")
         views = [v for v in (compute.a, compute.b) if v is not None]
         distinct = _distinct(schedule, compute, views)
         return Issued(step, alone, resident, distinct, _scattered(schedule, compute), target)
@@ -134,10 +133,10 @@ class Issued:
 @by_tile
 def _issued(
     blocks: tuple[Block, ...], compute: Compute, regs: str, warps: int, target: Target
-) -> tuple[float, float, int, float, float, float]:
+) -> tuple[float, float, int, float, float]:
     """Of ``Issued`` the ``step`` without barriers, ``alone`` without further waits, and ``resident``; the
-    registers that a thread loads in a step, its loads, and the registers of its sums. How a sum is divided
-    makes no difference to them."""
+    registers that a thread loads in a step, and its loads. How a sum is divided makes no difference to
+    them."""
     chip, schedule = target.rates.issue, Schedule(blocks, regs=regs, warps=warps)
     views = [v for v in (compute.a, compute.b) if v is not None]
     held = prod(lanes(schedule, compute, kind) for kind in "BMNK") / (warps * target.warp_size)
@@ -180,20 +179,14 @@ def _issued(
     step = warps * clocks / chip.clock / chip.share * max(1.0, registers / chip.most_registers) ** 2
     loads = sum(x.within * x.loads for x in found)
     loaded = sum(n * x.within / x.positions for n, x in zip(short, found, strict=True))
-    return step, chip.latency_ns + issued * chip.stall / chip.clock, resident, loaded, loads, sums
+    return step, chip.latency_ns + issued * chip.stall / chip.clock, resident, loaded, loads
 
 
-def _turns(loaded: float, loads: float, sums: float, schedule: Schedule, compute: Compute) -> float:
+def _turns(loaded: float, loads: float, schedule: Schedule, compute: Compute) -> float:
     """How often a thread waits for the loads of a step, of so many registers."""
-    rows = [(compute.size(a), n) for a, n in schedule.written if compute.kind(a) == "K"]
-    if all(n >= size for size, n in rows):
-        return loaded / TURN_ALIKE
-    if any(size % n for size, n in rows if n < size):
-        return loaded / TURN_OWN
-    if loaded * 4 < loads * ACCESS:
-        return loaded / sums
-    alike = loaded <= IN_FLIGHT and k_steps(schedule, compute) % schedule.split_k
-    return loaded / (TURN_ALIKE if alike else TURN)
+    if all(n >= compute.size(a) for a, n in schedule.written if compute.kind(a) == "K"):
+        return loaded / TURN_WHOLE
+    return loaded / TURN if loaded * 4 >= loads * ACCESS else 1.0
 
 
 def by_fours(schedule: Schedule, compute: Compute, target: Target) -> bool:

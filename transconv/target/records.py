@@ -72,7 +72,7 @@ class Issue:
     turned_ns: float = 0.15  # more where Triton turns a tile of bytes before it stores them (2 kernels)
     called_ns: float = 0.0045  # of an instruction of one element, in functions of an epilogue
     hiding_warps: float = 9.0  # that issue them without waiting for results; 48 kernels on an H100
-    barriers_ns: float = 150.0  # to add up the lanes of a register of sums through shared memory
+    barriers_ns: float = 600.0  # to add up the lanes of a sum through shared memory
     threads: int = 2048  # resident on a multiprocessor
     most_registers: int = 240  # of a thread; more are spilled
     # Atomic additions are not measured here. NVIDIA says of Kepler (GK110 white paper, 2012) that one is
