@@ -110,7 +110,8 @@ def test_a_step_in_a_cuda_graph(ring: int) -> None:
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("norm", [None, ["l2", "rms", None]])
 def test_parts_of_a_result(last: bool, kind: torch.dtype, norm: list[str | None] | None) -> None:
-    """Results, gradients, steps in a CUDA graph, and the bits of pieces by one kernel for all lengths."""
+    """Results, gradients, steps in a CUDA graph, and the bits of pieces by one kernel for all lengths;
+    norms of heads whose channels lie innermost are within rounding."""
     torch.manual_seed(0)
     split, head, t = [128, 128, 256], 64, 300
     x = torch.randn(2, 512, t, device="cuda", dtype=kind)
@@ -167,7 +168,10 @@ def test_parts_of_a_result(last: bool, kind: torch.dtype, norm: list[str | None]
             pieces.append(y)
     assert transconv.stats(reset=True).native == {"causal_conv1d_fn any size": 5}
     for joined, whole in zip((torch.cat(p, -1) for p in zip(*pieces, strict=True)), one, strict=True):
-        assert torch.equal(joined, whole)
+        if norm and last:
+            torch.testing.assert_close(joined, whole)
+        else:
+            assert torch.equal(joined, whole)
 
 
 @pytest.mark.parametrize("ring", [0, 5])
