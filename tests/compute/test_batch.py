@@ -256,3 +256,33 @@ def test_samples_beyond_the_addresses_of_32_bits() -> None:
     assert str(form.at(BATCH=7)) == str(parse(large.format(n=7)))
     with pytest.raises(Unsupported, match="8 samples of 268435456 elements; one kernel takes at most 7"):
         of_any_batch(parse(large.format(n=8)))
+
+
+@pytest.mark.parametrize("outputs", [1, 3])
+@pytest.mark.parametrize("gradient", ["x", "w"])
+def test_samples_of_a_layer_of_one_output(gradient: str, outputs: int) -> None:
+    """Its weight and one gradient alone have rows of several elements; the other tensor decides."""
+    text = f"""
+    compute gradient math=ieee
+    tensor G f32 [m=8, n={outputs}]
+    tensor W f32 [n={outputs}, k=10]
+    tensor dX f32 [m=8, k=10]
+    axes m=8 k=10 | n={outputs}
+    read g = G[m, n]
+    read w = W[n, k]
+    let y = sum(g*w; n)
+    store dX[m, k] = y
+    """
+    if gradient == "w":
+        text = f"""
+        compute gradient math=ieee
+        tensor G f32 [m=8, n={outputs}]
+        tensor X f32 [m=8, k=10]
+        tensor dW f32 [n={outputs}, k=10]
+        axes n={outputs} k=10 | m=8
+        read g = G[m, n]
+        read x = X[m, k]
+        let y = sum(g*x; m)
+        store dW[n, k] = y
+        """
+    assert batch_axis(parse(text)) == "m"

@@ -149,12 +149,15 @@ def _rounds_alike(compute: Compute) -> bool:
 def batch_axis(compute: Compute) -> str | None:
     """The axis along which a computation's tensors hold samples; None if it has none."""
     votes: Counter[str] = Counter()
-    views = {v.tensor: v for v in compute.views()}.values()
+    views = [v for v in {v.tensor: v for v in compute.views()}.values() if v.dims]
     wide = [v for v in views if any(n != 1 for n in v.tensor.shape[1:])]
-    for view in wide or views:
-        if view.dims and len(seen := compute.roots(view.dims[0].coord)) == 1:
-            votes.update(seen)  # the first one stays the first of equals
-    return votes.most_common(1)[0][0] if votes else None
+    for view in views:
+        if len(seen := compute.roots(view.dims[0].coord)) == 1 and (view in wide or not wide):
+            votes.update(seen)
+    columns = Counter(
+        axis for v in views if len(v.dims) > 1 for axis in compute.roots(v.dims[0].coord)
+    )  # of one element a sample, too: they decide among equals, and then the first one
+    return max(votes, key=lambda axis: (votes[axis], columns[axis]), default=None)
 
 
 @lru_cache(maxsize=4096)

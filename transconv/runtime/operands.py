@@ -166,13 +166,18 @@ def check_indices(computes: Sequence[Compute], tensors: dict[str, Any]) -> None:
     index. The check waits for the tensors' device, so it is done only with TRANSCONV_VERIFY=1, and not
     while a CUDA graph is captured."""
     for named in computes:
-        told = sizes_told((t, tensors[t.name].shape) for t in named.tensors if t.name in tensors)
-        compute = named.at(**told) if told else named
+        if not any(isinstance(s, Read) for s in named.names.placing):
+            continue
+        given = ((t, tensors.get(t.name)) for t in named.tensors)
+        sizes = sizes_told((t, there.shape) for t, there in given if there is not None)
+        if named.named is not None and named.named.why_not(sizes):
+            continue  # the launch refuses it, and says more
+        compute = named.at(**sizes) if sizes else named
         read = {s.view.tensor for s in compute.names.placing if isinstance(s, Read)}
         if any(is_capturing(tensors[t.name].device) for t in read):
             return
-        given = {t.name: _logical(t, tensors[t.name]) for t in read}
-        if given and (wrong := outside(compute, given)):
+        indices = {t.name: _logical(t, tensors[t.name]) for t in read}
+        if wrong := outside(compute, indices):
             raise TensorError(wrong)
 
 
