@@ -266,20 +266,25 @@ def kept_compilers() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def own_switches() -> Iterator[None]:
-    """Passes that a trial of the fuzzer switches, and what calls on a CPU mean, are as before in the next
-    test."""
+    """Passes that a trial of the fuzzer switches and the words of transconv.config are as before in the
+    next test, which does not depend on those before it."""
     from transconv.support import knobs
 
-    before, settings = os.environ.get(knobs.passes.name), sys.modules.get("transconv.calls.settings")
-    cpu = settings.settings.cpu if settings else "fallback"
+    before, words = os.environ.get(knobs.passes.name), _words()
     yield
-    settings = sys.modules.get("transconv.calls.settings")
-    if settings and settings.settings.cpu != cpu:
-        settings.settings.cpu = cpu
+    for name, word in (words or {"cpu": "fallback"}).items():
+        if _words().get(name, word) != word:
+            setattr(sys.modules["transconv.calls.settings"].settings, name, word)
     if before is None:
         os.environ.pop(knobs.passes.name, None)
     else:
         os.environ[knobs.passes.name] = before
+
+
+def _words() -> dict[str, str | bool]:
+    """Those of transconv.config, where something has imported it."""
+    module = sys.modules.get("transconv.calls.settings")
+    return {name: getattr(module.settings, name) for name in module.WORDS} if module else {}
 
 
 @pytest.fixture

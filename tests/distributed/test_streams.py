@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -200,7 +200,7 @@ def test_pieces_are_torchs_whole(name: str) -> None:
 
 
 @pytest.fixture
-def rows_alike(fresh: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def rows_alike(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Triton's interpreter with products of matrices that add each row's terms alike, as matrix units do:
     NumPy's depend on where a row lies."""
     from triton.runtime import interpreter
@@ -213,8 +213,6 @@ def rows_alike(fresh: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", product)
     transconv.config.cpu, transconv.config.fallback = "interpret", "error"
-    yield
-    transconv.config.fallback = "silent"
 
 
 BITS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {

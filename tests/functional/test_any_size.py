@@ -30,7 +30,6 @@ def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     monkeypatch.setattr(registry, "ready", lambda *given: (asked.append(given[0]), ready(*given))[1])
     transconv.config.sizes = "any"
     yield asked
-    transconv.config.sizes = "exact"
     symbolic_bind._written.clear()
 
 

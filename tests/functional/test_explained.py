@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
@@ -13,11 +11,9 @@ from transconv.backend_triton import TritonKernel
 
 
 @pytest.fixture(autouse=True)
-def any_size(fresh: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def any_size(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TritonKernel, "run", lambda *_: pytest.fail("something was launched"))
     transconv.config.cpu, transconv.config.sizes = "interpret", "any"
-    yield
-    transconv.config.sizes = "exact"
 
 
 def test_the_plan_and_what_the_others_require() -> None:

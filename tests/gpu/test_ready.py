@@ -34,7 +34,6 @@ def empty(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     for forget in (compiler.forget, compile_records.forget, check_records.forget, async_compile.forget):
         forget()
     yield
-    transconv.config.compile = "now"
     async_compile.forget()
 
 

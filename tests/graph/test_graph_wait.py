@@ -74,7 +74,6 @@ def chip(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Chip]:
     transconv.config.fallback = "silent"
     transconv.config.compile = "background"
     yield made
-    transconv.config.compile = "now"
     async_compile.forget()
     compiled_launch._launches.clear()
 

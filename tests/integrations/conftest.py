@@ -28,5 +28,4 @@ def interpreted(fresh: None) -> Iterator[None]:
     transconv.config.cpu = "interpret"
     transconv.config.fallback = "error"
     yield
-    transconv.config.fallback = "warn"
     torch._dynamo.reset()

@@ -50,7 +50,5 @@ def fresh() -> Iterator[None]:
     transconv.stats(reset=True)
     torch.manual_seed(0)
     yield
-    transconv.config.fallback = "silent"
-    transconv.config.cpu = "fallback"
     route_cache.forget()
     torch._dynamo.reset()

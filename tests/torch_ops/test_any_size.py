@@ -4,7 +4,6 @@ for all sizes of a layer, and what they exclude goes to a kernel of its own."""
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +21,10 @@ from transconv.torch_ops.calls import select_impl
 
 
 @pytest.fixture(autouse=True)
-def few_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def few_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """One example for each layer: plans take a while to make."""
     monkeypatch.setattr(compiler, "EXAMPLES", {n: e[:1] for n, e in compiler.EXAMPLES.items()})
     transconv.config.cpu, transconv.config.sizes, transconv.config.fallback = "interpret", "any", "error"
-    yield
-    transconv.config.sizes = "exact"
 
 
 @pytest.fixture

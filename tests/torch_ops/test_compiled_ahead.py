@@ -50,8 +50,6 @@ def processes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Proce
     transconv.config.cpu = "interpret"
     transconv.stats(reset=True)
     yield made
-    transconv.config.sizes = "exact"
-    transconv.config.compile = "now"
     async_compile.forget()
     compiler.forget()
 

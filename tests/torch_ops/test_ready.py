@@ -54,7 +54,6 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
     transconv.config.cpu = "interpret"
     transconv.config.compile = "background"
     yield made
-    transconv.config.compile = "now"
     async_compile.forget()
     compiled_launch._launches.clear()
 
@@ -257,7 +256,7 @@ EXAMPLES = compiler.EXAMPLES[2][:2]
 
 
 @pytest.fixture
-def sized(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
+def sized(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> Machine:
     """Two examples for each layer; its kernels count as compiled when ``general`` says so."""
     monkeypatch.setattr(compiler, "EXAMPLES", {2: EXAMPLES})
     exact = TritonKernel.is_ready
@@ -266,8 +265,7 @@ def sized(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine
         "is_ready",
         lambda self, aligned: machine.general if self.sizes else exact(self, aligned),
     )
-    yield machine
-    transconv.config.sizes = "exact"
+    return machine
 
 
 def test_a_kernel_for_any_size_answers_while_the_exact_one_compiles(

@@ -264,8 +264,8 @@ def _order(rank: int, channels_last: bool) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class MeshRanks:
-    """The ranks of a ``mesh`` of one dim that run one plan, one of which is this process: what they compare
-    and exchange."""
+    """The ranks of a ``mesh`` of one dim that run one plan, one of which is this process: what they
+    compare and exchange."""
 
     mesh: Any
 

@@ -50,7 +50,7 @@ class Parser(argparse.ArgumentParser):
         kind: Callable[[str], Any] = str,
         former: Sequence[str] = (),
     ) -> None:
-        """An option with one value of a kind (``ranges``). ``former``: names that are read for one release."""
+        """An option with one value of a kind (``ranges``). ``former``: names read for one release."""
         dest = name.removeprefix("--").replace("-", "_")
         self.add_argument(name, *former, dest=dest, metavar=metavar, help=help, default=default, type=kind)
 
