@@ -14,12 +14,15 @@ from tests import programs
 from tests.shown import ROOT, Block, blocks
 
 RANKS = "distributed.md"  # torchrun starts its programs: tests/distributed has them
+RECIPE = re.compile(r"<!-- recipe: [^\n]* -->\n\Z")
 PAGES = (ROOT / "README.md", *(p for p in sorted((ROOT / "docs").rglob("*.md")) if p.name != RANKS))
 CASES = [
     (page, block)
     for page in PAGES
-    for block in blocks(page.read_text("utf-8"))
-    if block.kind == "python" and not block.rule
+    for text in [page.read_text("utf-8")]
+    for block in blocks(text)
+    # A recipe is a few lines of a program of another library: tests/integrations has the rest.
+    if block.kind == "python" and not block.rule and not RECIPE.search(text[: text.index(block.whole)])
 ]
 
 
@@ -36,8 +39,8 @@ def bare(home: Path) -> dict[str, str]:
 def exports(page: str, block: Block) -> list[list[str]]:
     """The commands above a program that leave files for it."""
     above = [b.body for b in blocks(page[: page.index(block.whole)]) if b.kind == "sh"]
-    lines = [line for body in above for line in body.splitlines() if " export " in line]
-    return [shlex.split(line)[1:] for line in lines]
+    lines = [line for body in above for line in body.splitlines() if line.startswith("transconv export ")]
+    return [["-m", *shlex.split(line)] for line in lines]
 
 
 @pytest.fixture(scope="module")
