@@ -7,7 +7,7 @@ ones read. So the pieces may have any length, and the state is as long as the re
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import ceil, lcm
 from typing import Any, NamedTuple
 
@@ -223,32 +223,32 @@ class StreamPlan:
             op.reset(self.none)
         self.count, self.failed = 0, False
         self._place: tuple[int, ...] = ()
-        self.values: dict[ResultReference, Tensor] = {}  # those that do not change any more
+        self.values: Mapping[ResultReference, Tensor] = {}  # those that do not change any more
 
     @property
     def progress(self) -> Any:
         """Where the stream is, for ``resume``."""
-        return self.failed, self.values, [[*op.carried] for op in self.operations], self.state_now
+        return self.failed, [[*op.carried] for op in self.operations], self.state_now
 
     def resume(self, progress: Any) -> None:
         """Go on where a plan of the same model was."""
-        self.failed, self.values, carried, state = progress
+        self.failed, carried, state = progress
         for op, references in zip(self.operations, carried, strict=True):
             op.carried = dict.fromkeys(references, self.none[ResultReference(-1)].rows)
         self.go_to(state)
 
     @property
     def state_now(self) -> StreamState:
-        """Where the stream is, apart from values that do not change any more."""
+        """Where the stream is."""
         kept = [kept for op in self.operations for kept in op.kept.values()]
         carried = [t for op in self.operations for t in op.carried.values()]
         numbers = [self.count, *(op.made for op in self.operations), *(k.first for k in kept)]
-        return StreamState(numbers, [*(k.rows for k in kept), *carried])
+        return StreamState(numbers, [*(k.rows for k in kept), *carried], self.values)
 
     def go_to(self, state: StreamState) -> None:
         """Be where ``state_now`` was this."""
         numbers, tensors = iter(state.numbers), iter(state.tensors)
-        self.count, self._place = next(numbers), ()
+        self.count, self._place, self.values = next(numbers), (), state.values
         for op in self.operations:
             op.made = next(numbers)
         for op in self.operations:
@@ -314,7 +314,8 @@ class StreamPlan:
         """The rows of the result that the next rows of the input let be computed, in memory of its own;
         by a CUDA graph, if the step came before. None for no rows."""
         if self.graphs is not None and not (self.failed or is_capturing(x.device)) and self.place:
-            key = StepKey(self.place, rows_of(x, self.axes[ResultReference(-1)]))
+            rows = rows_of(x, self.axes[ResultReference(-1)])
+            key = StepKey(self.place, rows, lower_call.flags(x.dtype))
             state = self.state_now
             if graph := self.graphs.graph_of(key, self._step_from, state, x):
                 self.failed = True
@@ -395,7 +396,8 @@ class StreamPlan:
 
     def _keep_fixed(self, op: StreamedOperation, made: Any) -> None:
         each = made if isinstance(made, (tuple, list)) else (made,)
-        self.values |= {ResultReference(op.at, i): t for i, t in enumerate(each) if t is not None}
+        made = {ResultReference(op.at, i): t for i, t in enumerate(each) if t is not None}
+        self.values = {**self.values, **made}
         op.made = 1
 
     def _check(self, op: StreamedOperation, made: Any, piece: StreamPiece) -> None:
