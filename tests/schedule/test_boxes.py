@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from tests.stages import SM90, SM100, launches_of, wrong_stages
+from transconv import ir
 from transconv.conv import ConvWorkload, Epilogue, compiler
 from transconv.conv.conv_problem import ConvProblem, Prop
 from transconv.conv.relation import computes
 from transconv.schedule.legality import why_not
 from transconv.schedule.schedule import Schedule
 from transconv.schedule.tiles.boxes import Box, box_of
+from transconv.simplify import simplify
 from transconv.target.records import Target
 
 FWD, BWD_D, BWD_W = Prop.FWD, Prop.BWD_D, Prop.BWD_W
@@ -97,6 +101,41 @@ def test_planes_that_lack_a_row(text: str, prop: Prop, schedule: str, reason: st
     assert said is None
     steps = compiler.plan_steps(p, prop, SM90, Schedule.parse(schedule), Epilogue())
     assert wrong_stages(p, prop, launches_of(steps)) == []
+
+
+@pytest.mark.parametrize("prop", [FWD, BWD_W])
+@pytest.mark.parametrize(("groups", "features"), [(1, 16), (2, 16), (3, 8), (2, 48)])
+def test_no_lane_is_behind_the_tensor(groups: int, features: int, prop: Prop) -> None:
+    """Whatever dimensions are merged: of all boxes at all their places, lanes behind a block's end among
+    them, those that the engine takes for inside are in the tensor's memory."""
+    found = 0
+    for kw, sw, more in itertools.product((1, 2, 3), (2, 3, 4), range(3)):
+        iw = 2 * sw + kw + more
+        p = ConvProblem.parse(
+            f"g{groups}mb2ic{groups * features}iw{iw}oc{groups * 16}kw{kw}sw{sw}pw0 dt=f32 tag=axb"
+        )
+        compute = computes(p, prop)[0]
+        view = compute.reads[0].view
+        for extents in itertools.product((16, 32, 64), (2, 4)):
+            schedule = Schedule.parse("ic:{} oc:16 ow:{} | mma | a=box".format(*extents))
+            box = box_of(view, schedule, compute)
+            if isinstance(box, str):
+                continue
+            found += 1
+            axes = {v.name for c in box.coords for v in ir.free_vars(c)}
+            steps = {b.first: b.extent for b in schedule.blocks}
+            begins = [range(0, compute.size(a), steps.get(a, 1)) for a in sorted(axes)]
+            strides = box.tensor.layout.strides() or ()
+            for at in itertools.product(*begins):
+                values = {ir.Var(a): ir.Const(n) for a, n in zip(sorted(axes), at, strict=True)}
+                last = 0
+                for coord, extent, size, stride in zip(
+                    box.coords, box.extents, box.tensor.shape, strides, strict=True
+                ):
+                    begin = int(simplify(ir.substitute(coord, values)).value)  # type: ignore[union-attr]
+                    last += min(begin + extent - 1, size - 1) * stride
+                assert last < view.tensor.layout.span, (str(p), str(schedule), at)
+    assert found
 
 
 @pytest.mark.every(10)

@@ -314,6 +314,7 @@ def _merge(dims: list[Dim], facts: Facts, phase: bool) -> list[Dim]:
             and (out[-1].stride == d.stride * d.size)
             and _stays(out[-1], facts)
             and _stays(d, facts)
+            and (not out[-1].plane or _begins_whole(d, facts))
         ):
             outer = out.pop()
             d = replace(
@@ -334,6 +335,12 @@ def _stays(d: Dim, facts: Facts) -> bool:
         return False
     r = range_of(d.coord, facts)
     return r.lo is not None and r.hi is not None and r.lo >= 0 and r.hi < d.size
+
+
+def _begins_whole(d: Dim, facts: Facts) -> bool:
+    """Whether the box begins at multiples of its extent, so that no lane is in the next plane: behind the
+    last element of a tensor there is none, and the engine, which counts whole rows of planes, sees no end."""
+    return d.moving is None or multiple_of(simplify(d.coord - d.moving), facts) % d.extent == 0
 
 
 def _still(dims: list[Dim], view: ir.View, schedule: Schedule, compute: Compute) -> str | None:
