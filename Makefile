@@ -136,7 +136,7 @@ check-all: check matrix mutants newcomer
 	$(PYTHON) -m transconv fuzz --n 2000 --seed 1 --interpreter
 	TRITON_INTERPRET=1 $(PYTHON) -m tests.functional.test_samples
 	$(PYTHON) -m tests.graph.draw --n 500
-	$(PYTHON) -m tests.graph.draw --n 100 --shapes 4 --dynamic none,true,false --time-budget 600
+	TRITON_INTERPRET=1 $(PYTHON) -m tests.graph.draw --n 100 --shapes 4 --dynamic none,true,false --time-budget 600
 	$(PYTHON) -m transconv check --engine=numpy --mb=1 --dir=FWD_B,BWD_D,BWD_W --dt=f32,f16 --tag=abx,axb \
 	    --batch=bench/problems/edge_cases.txt
 	$(PYTHON) -m tests.torch_ops.attack --n 300
