@@ -44,7 +44,7 @@ from transconv.passes.footprints import Footprint, footprints, is_within
 from transconv.runtime import build
 from transconv.selection.proposals import heuristics
 from transconv.simplify import range_at_points
-from transconv.support import knobs
+from transconv.support import AddressError, knobs
 from transconv.tuning.table import CsvTable
 from transconv.verify.fuzz import compute_trial, conv_trial, legal_schedules
 from transconv.verify.fuzz.trial import chance
@@ -107,7 +107,7 @@ def tried(kind: str, seed: int, number: int) -> dict[str, Any]:
         if number % EACH == 0:
             found |= strays(kernels, Random(f"strays {kind} {seed} {number}"))
     except TransconvError as error:
-        status = "unproved" if "in the memory of" in str(error) else "refused"
+        status = "unproved" if isinstance(error, AddressError) else "refused"
         found = {"status": status, "reason": f"{type(error).__name__}: {error}"}
     repeat = {} if found["status"] == "proved" and not found.get("missed") else {"line": line}
     return found | repeat | {"seconds": round(time.perf_counter() - started, 2)}

@@ -12,7 +12,7 @@ import pytest
 from bench import proofs
 from transconv.ir import Kernel
 from transconv.passes.footprints import Footprint
-from transconv.support import ScheduleError
+from transconv.support import AddressError
 
 with (Path(__file__).parents[2] / "bench" / "results" / proofs.NAME).open(encoding="utf-8") as _file:
     ROWS = list(csv.DictReader(_file))
@@ -58,7 +58,7 @@ def test_a_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def computation(seed: int, number: int) -> tuple[str, list[Kernel]]:
         drawn.append(number)
         if number == 2:
-            raise ScheduleError("the offset n is in 1..256; expected one in the memory of X, of 0..255")
+            raise AddressError("the offset n is in 1..256; expected one in the memory of X, of 0..255")
         return f"line {number}", kernels
 
     monkeypatch.setitem(proofs.KINDS, "computation", computation)

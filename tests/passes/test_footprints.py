@@ -32,7 +32,7 @@ from transconv.passes.scalar import index_width
 from transconv.runtime import build, build_compute
 from transconv.schedule import Schedule
 from transconv.simplify import range_at_points
-from transconv.support import ScheduleError, TransconvError, knobs
+from transconv.support import AddressError, TransconvError, knobs
 from transconv.target import TARGETS
 from transconv.verify import matrix
 from transconv.verify.computation import ComputationCase
@@ -291,7 +291,7 @@ def test_an_access_without_a_mask_is_proved_in_every_process(monkeypatch: pytest
     with monkeypatch.context() as patch:
         patch.setattr(knobs, "verify", lambda: False)
         with pytest.raises(
-            ScheduleError, match=r"is in 1\.\.256; expected one in the memory of X, of 0\.\.255"
+            AddressError, match=r"is in 1\.\.256; expected one in the memory of X, of 0\.\.255"
         ):
             lower(text, schedule, SM90, "doubled")
 

@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 from dataclasses import replace
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
@@ -453,22 +454,40 @@ def test_the_digest_of_files_is_of_the_package_alone(monkeypatch: pytest.MonkeyP
 # -- what ships ------------------------------------------------------------------------------------
 
 
+def shipped_rows() -> list[TuningRecord]:
+    text = files("transconv").joinpath("data", "tuned_h200.csv").read_text(encoding="utf-8")
+    rows = tuning_db.read_rows(text)
+    assert len(rows) == len(text.splitlines()) - 1 and text == tuning_db.write_rows(rows)
+    return rows
+
+
+# An epilogue of each kind that tuned rows know.
+OF_KIND = {"": "", "point": "relu", "res": "res"}
+
+
+def assert_is_what_plans_use(r: TuningRecord) -> None:
+    """A call with any epilogue of the row's kind gets its schedule."""
+    problem, prop = ConvProblem.parse(r.problem), Prop(r.direction)
+    schedule = transfer.fitted(Schedule.parse(r.schedule), computes(problem, prop)[0], SM90)
+    tuning_db.remember([r])
+    assert first(problem, OF_KIND[r.kind], prop).schedule == schedule
+
+
+def test_a_row_of_each_kind_that_ships_is_what_plans_use() -> None:
+    assert all(Epilogue.parse(text).kind == kind for kind, text in OF_KIND.items())
+    for kind, r in {r.kind: r for r in shipped_rows()}.items():
+        assert kind in OF_KIND
+        assert_is_what_plans_use(r)
+
+
 @pytest.mark.every(9)
 @pytest.mark.parametrize("part", range(9))
 def test_every_row_that_ships_is_a_legal_schedule_of_its_problem(part: int) -> None:
-    from importlib.resources import files
-
-    text = files("transconv").joinpath("data", "tuned_h200.csv").read_text(encoding="utf-8")
-    shipped = tuning_db.read_rows(text)
-    assert len(shipped) == len(text.splitlines()) - 1 and text == tuning_db.write_rows(shipped)
-    for at, r in enumerate(shipped[part::9]):
+    for at, r in enumerate(shipped_rows()[part::9]):
         problem = ConvProblem.parse(r.problem)
         assert r.machine == "sm_90x132" and ConvWorkload(problem, Prop(r.direction)).text == r.problem
         schedule = Schedule.parse(r.schedule)
         for a in computes(problem, Prop(r.direction)):
             assert transfer.believable(transfer.fitted(schedule, a, SM90), a, SM90), r
-        if at % 10 == 0:  # and is what plans use
-            tuning_db.remember([r])
-            assert first(problem, r.kind, Prop(r.direction)).schedule == transfer.fitted(
-                schedule, computes(problem, Prop(r.direction))[0], SM90
-            )
+        if at % 10 == 0:
+            assert_is_what_plans_use(r)

@@ -243,6 +243,21 @@ def test_all_bugs_but_two_are_planted_here() -> None:
     assert len(BUGS) >= len(planted.PASSES) - 2
 
 
+def test_an_address_outside_of_a_tensor_is_a_failure(
+    capsys: Output, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kernel that calls do without is no refusal for ``check``: with the best schedule, and with a given
+    one, of which it is not an invalid argument."""
+    bug = next(b for b in planted.PASSES if b.damage is planted.eight_bits)
+    monkeypatch.setenv(knobs.verify.name, "0")
+    with planted.planted_pass(bug):
+        for words in ([], ["--schedule=mb.oh.ow:32 oc:16 ic:16 | mma"]):
+            compiler.forget()
+            lines, counts = told(capsys, *words, "--dt=f16", "--tag=axb", "ic16ih7oc16oh7kh3ph1", code=1)
+            assert counts["FAILED"] == 1 and "expected one in the memory of" in lines[0]
+    compiler.forget()
+
+
 @pytest.mark.every(14)
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: f"{bug.stage}: {bug.what}")
 def test_a_planted_bug_fails_and_its_line_repeats_it(

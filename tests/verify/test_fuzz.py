@@ -22,6 +22,7 @@ import pytest
 import torch
 
 from tests import programs
+from tests.verify import planted
 from transconv.conv import CompiledDirection
 from transconv.conv.conv_problem import ConvProblem, Prop
 from transconv.conv.relation import computes
@@ -276,6 +277,16 @@ def test_what_is_wrong_is_seen(what: str, reason: str, monkeypatch: pytest.Monke
 def test_refusals_are_no_failures() -> None:
     row = work(line="--dir=FWD_D --schedule=oh.ow:16+oc:8+ic:16+mma mb1ic8ih5oc8oh5kh3ph1")
     assert row["status"] == "refused" and "matrix unit takes 16" in row["reason"]
+
+
+def test_an_address_outside_of_a_tensor_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where kernels are not verified after each pass."""
+    monkeypatch.setenv(knobs.verify.name, "0")
+    with planted.planted_pass(next(b for b in planted.PASSES if b.damage is planted.part_is_late)):
+        row = work(
+            line=f"{RIGHT.split()[0]} --schedule=oh.ow:16+oc:16+ic:16+mma+split_k=3 ic16ih5oc16oh5kh3ph1"
+        )
+    assert row["status"] == "failed" and "expected one in the memory of" in row["reason"]
 
 
 @pytest.mark.slow

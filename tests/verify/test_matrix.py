@@ -14,6 +14,7 @@ from transconv.cli import matrix as pages
 from transconv.cli.matrix import RECORD
 from transconv.conv.conv_problem import ConvProblem, Prop
 from transconv.conv.relation import marked
+from transconv.errors import AddressError
 from transconv.schedule.schedule import Schedule
 from transconv.target.records import TARGETS
 from transconv.verify import matrix
@@ -67,6 +68,19 @@ def test_a_schedule_is_used_where_it_is_legal() -> None:
     for target, same in (("sm_90", True), ("sm_80", False)):
         first = planned(CASES["dense"], TARGETS[target])[0]
         assert (Schedule.parse(first.schedule) == fixed) == same, first.schedule
+
+
+def test_a_schedule_whose_kernel_strays_is_not_left_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = matrix.build
+
+    def build(workload: object, target: object, schedule: Schedule | None, *more: object) -> object:
+        if schedule is not None:
+            raise AddressError("its kernel strays")
+        return honest(workload, target, schedule, *more)
+
+    monkeypatch.setattr(matrix, "build", build)
+    with pytest.raises(AddressError, match="its kernel strays"):
+        planned(CASES["dense"], TARGETS["sm_90"])
 
 
 def test_the_record_knows_every_pair_and_both_releases() -> None:

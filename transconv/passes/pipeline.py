@@ -19,7 +19,7 @@ from transconv.passes.lowering import blockwise, gridwise, lanewise, legalizatio
 from transconv.passes.scalar import cse, dp4a, hoist, index_width, simplification, unroll
 from transconv.passes.scope import VariableNames, hidden, renamed
 from transconv.schedule import Schedule, Scheduled, why_not
-from transconv.support import ScheduleError, knobs, leave_text
+from transconv.support import AddressError, ScheduleError, knobs, leave_text
 from transconv.target import Target
 
 
@@ -283,9 +283,9 @@ def lower(
 
     A value of the computation whose name a pass gives to a variable of its own gets another name.
 
-    Raises ScheduleError for a schedule that is not legal, for an axis with such a name, and if an access
-    without a mask is not proved to be inside of its tensor. With TRANSCONV_VERIFY=1 the kernel is verified
-    after each pass, and all accesses of the last one are; raises VerifyError."""
+    Raises ScheduleError for a schedule that is not legal and for an axis with such a name, AddressError if
+    an access without a mask is not proved to be inside of its tensor. With TRANSCONV_VERIFY=1 the kernel
+    is verified after each pass, and all accesses of the last one are; raises VerifyError."""
     if reason := why_not(schedule, compute, target):
         raise ScheduleError(f"{schedule}: {reason}")
     context = Context(Scheduled(compute, schedule, target), precision)
@@ -313,7 +313,7 @@ def lower(
     if checked:
         verify_addresses(kernel, made[-1][0])
     elif reason := why_not_inside(kernel):
-        raise ScheduleError(f"{schedule}: {reason}")
+        raise AddressError(f"{schedule}: {reason}")
     spent[ADDRESSES] = time.perf_counter() - started
     _trace(context.whole, made, spent)
     return made

@@ -7,6 +7,7 @@ trusted. Knows: no other room."""
 from transconv.support import files as files
 from transconv.support import knobs as knobs
 from transconv.support import records as records
+from transconv.support.errors import AddressError as AddressError
 from transconv.support.errors import ComputeError as ComputeError
 from transconv.support.errors import ConfigError as ConfigError
 from transconv.support.errors import KernelError as KernelError

@@ -6,6 +6,7 @@ TransconvError                     anything below
 +-- KernelError    (ValueError)    an invalid text of a kernel
 |   +-- ScopeError                 what work-groups, sub-groups or work-items cannot do
 +-- ScheduleError  (ValueError)    a schedule that is illegal for a problem, or an invalid text of one
+|   +-- AddressError               its kernel could read or write outside of a tensor
 +-- LayoutError    (ValueError)    an impossible layout, or an invalid text of one
 +-- TensorError    (ValueError)    a tensor that does not match a plan
 +-- Unsupported    (NotImplementedError)  a request that transconv cannot compute, with a ``reason``
@@ -41,6 +42,11 @@ class ScopeError(KernelError):
 
 class ScheduleError(TransconvError, ValueError):
     """An unreadable schedule, or one that is illegal for a problem; the message says why."""
+
+
+class AddressError(ScheduleError):
+    """A legal schedule whose kernel has an access that is not proved to be inside of its tensor. Calls do
+    without it; ``check`` and ``fuzz`` report a failure."""
 
 
 ConfigError = ScheduleError  # its name before 0.1; for one release

@@ -22,7 +22,14 @@ from transconv.compute import Alone, parse
 from transconv.conv import CompiledDirection, ConvProblem, Prop, bias_sums
 from transconv.ir import DTYPES
 from transconv.runtime import Plan, build
-from transconv.support import ProblemError, ScheduleError, Unsupported, __version__, replace_named
+from transconv.support import (
+    AddressError,
+    ProblemError,
+    ScheduleError,
+    Unsupported,
+    __version__,
+    replace_named,
+)
 from transconv.target import Target, detect
 from transconv.verify.benchdnn_job import INVALID, NEXT, UNIMPLEMENTED
 from transconv.verify.benchdnn_requests import BenchdnnRequest
@@ -78,6 +85,8 @@ def work(
         # Not refused, but wrong: the first results of all its kernels were.
         wrong = error.reason == "miscompiled"
         row = _ended("FAILED" if wrong else UNIMPLEMENTED, str(error), cause=error.reason)
+    except AddressError as error:
+        row = _ended("FAILED", str(error))
     except ScheduleError as error:
         row = _ended(UNIMPLEMENTED if schedules == "best" else INVALID, str(error))
     except (ProblemError, ValueError) as error:

@@ -24,7 +24,7 @@ from transconv.conv import CompiledDirection, ConvProblem, ConvWorkload, Epilogu
 from transconv.runtime import build, job_of
 from transconv.schedule import Schedule
 from transconv.selection.proposals import heuristics
-from transconv.support import ScheduleError, read_named
+from transconv.support import AddressError, ScheduleError, read_named
 from transconv.target import TARGETS, Target
 from transconv.verify.expected_instructions import Expected, expected
 
@@ -205,6 +205,8 @@ def _plan(case: MatrixCase, workload: ConvWorkload, target: Target) -> CompiledD
         try:
             schedule = Schedule.parse(case.schedules[workload.prop])
             return build(workload, target, schedule, choose, False, CompiledDirection)
+        except AddressError:
+            raise
         except ScheduleError:
             pass  # not legal on this chip, which chooses its own
     return build(workload, target, None, choose, False, CompiledDirection)

@@ -13,7 +13,7 @@ from transconv.compute import Alone, Compute, differentiate, parse
 from transconv.conv import ConvProblem, any_size, marked
 from transconv.runtime import Plan, build_compute, plan_steps
 from transconv.schedule import Schedule
-from transconv.support import ComputeError, ScheduleError
+from transconv.support import AddressError, ComputeError, ScheduleError
 from transconv.target import Target, detect
 from transconv.verify.machine import device, executable
 
@@ -137,6 +137,8 @@ def _verified(compute: Compute, words: argparse.Namespace, kinds: Sequence[str])
     try:
         run = build_compute(compute, executable(target, where), schedule)
         found = [computation.ComputationCase(compute, kind).launched(run, where) for kind in kinds]
+    except AddressError:
+        raise
     except ScheduleError as error:  # an explicit kernel, which Triton does not interpret
         print(f"  not run on {where}: {error}")
     for judged in found:

@@ -22,7 +22,7 @@ import numpy as np
 from transconv.compute import END, Alone, Compute, kernels, one_line, parse
 from transconv.runtime import Plan, build_compute, plan_steps
 from transconv.schedule import Block, Schedule
-from transconv.support import ProblemError, ScheduleError, TransconvError
+from transconv.support import AddressError, ProblemError, ScheduleError, TransconvError
 from transconv.target import Target
 from transconv.verify import any_size
 from transconv.verify.computation import ComputationCase, after_every_pass
@@ -213,8 +213,8 @@ def completes(schedule: Schedule, compute: Compute, target: Target) -> bool:
     """Whether selection finds tiles for what a schedule says without any."""
     try:
         plan_steps(Alone(compute), target, schedule)
-    except ScheduleError:
-        return False
+    except ScheduleError as error:
+        return isinstance(error, AddressError)  # which the trial reports
     return True
 
 

@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from transconv.ir import InterpError, VerifyError
-from transconv.support import ProblemError, TransconvError, files, knobs
+from transconv.support import AddressError, ProblemError, TransconvError, files, knobs
 from transconv.verify.benchdnn_run import packages
 from transconv.verify.fuzz import compute_trial, conv_trial
 from transconv.verify.fuzz.compute_trial import ComputeTrial
@@ -98,7 +98,7 @@ def run_trial(
     try:
         reason = trial.run(TrialRun(way, max(0, number) % (1 << 31), sets, scratch, target, row))
         row |= {"status": "failed" if reason else "passed", "reason": _short(reason)}
-    except (InterpError, VerifyError) as fault:
+    except (AddressError, InterpError, VerifyError) as fault:
         row |= {"status": "failed", "reason": _short(f"{type(fault).__name__}: {fault}")}
     except Exception as error:
         if is_fatal(error):
