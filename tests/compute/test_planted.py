@@ -216,6 +216,8 @@ def last_not_rounded(patch: pytest.MonkeyPatch) -> None:
 def prologue_beyond_the_end(patch: pytest.MonkeyPatch) -> None:
     """What is computed before it is multiplied counts as 0 beyond the end of a sum, like a read."""
     patch.setattr(word_rules, "_uneven", lambda schedule, compute: None)
+    # What the rule said of the tile before is remembered.
+    patch.setattr(word_rules, "_why_not_tile", word_rules._why_not_tile.__wrapped__)
     no_tail(patch)
 
 
