@@ -350,3 +350,15 @@ def test_estimates_of_maps_and_rows(text: str, schedule: str, drawn: dict[str, i
     for name, line in formula.lines:
         values[name] = eval(line, values)
     assert values[formula.us] == pytest.approx(found(drawn))
+
+
+def test_a_position_that_a_tensor_holds_is_divided() -> None:
+    """How far it reaches is not known, so nothing is required of sizes."""
+    made = parse(
+        "compute taken\n sizes N=9 in 1..4096\n tensor X f32 [64]\n tensor I i32 [N]\n axes n=N\n"
+        "read i = I[n]\n read x = X[i // 2]\n read z = X[i // 3 % 64]\n store Y[n] = x + z"
+    )
+    plan = built(made)
+    for n in (1, 9, 700):
+        judged = ComputationCase(made.at(N=n)).interpreted(*(s.kernel.at({"N": n}) for s in plan.steps))
+        assert not judged.problem, judged.problem

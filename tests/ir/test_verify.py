@@ -259,6 +259,39 @@ def test_shared_expressions_are_looked_at_once() -> None:
     verify(kernel(ir.Let(I, e)))
 
 
+GONE = ir.Var("gone")
+RING, LANDED = ir.SmemRing("ring", f32, 2, (16,)), ir.Barrier("landed", 2)
+PIECE, STRAY = (ir.SlotTile(RING, slot, ir.ZERO, (M,)) for slot in (ir.ZERO, GONE))
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        ir.Let(X, load(GONE)),
+        ir.Update(ACC, load(GONE)),
+        ir.Alloc(ACC, (), load(GONE)),
+        ir.If(I < GONE, ir.Comment("x"), ir.Comment("x")),
+        ir.Store(T, GONE, ZERO, ir.TRUE),
+        ir.Store(T, I, load(GONE), ir.TRUE),
+        ir.Store(T, I, ZERO, I < GONE),
+        ir.For(J, 4, ir.Comment("x"), start=GONE),
+        ir.For(J, 4, ir.Comment("x"), until=GONE),
+        ir.Fetch(T, (GONE,), PIECE, LANDED, I),
+        ir.Fetch(T, (I,), STRAY, LANDED, I),
+        ir.Fetch(T, (I,), PIECE, LANDED, GONE),
+        ir.Put(STRAY, ZERO),
+        ir.Put(PIECE, load(GONE)),
+        ir.Send(T, (GONE,), PIECE),
+        ir.Send(T, (I,), STRAY),
+        ir.FuncCall(ir.ASSUME, (I < GONE,)),
+    ],
+    ids=str,
+)
+def test_a_variable_is_missed_wherever_a_statement_reads_it(use: ir.Stmt) -> None:
+    with pytest.raises(ir.VerifyError, match="gone is not bound here"):
+        verify(ir.For(I, 4, ir.seq(ir.Shared(RING), ir.Shared(LANDED), ir.Alloc(ACC, (), ZERO), use)))
+
+
 class Blind(Site):
     """A site that shows its statement and nothing else."""
 
