@@ -247,3 +247,12 @@ def test_a_quotient_that_equals_a_number_is_a_bound_where_one_end_is_known() -> 
     assert simplify(eq(x // 4, 2), at_least) == (x < 12)
     assert simplify(eq(x // 4, 2), below) == (8 <= x)
     assert simplify(eq(x // 4, 2), Facts({x: Range(0, 100)}).with_multiple(x, 4)) == eq(x, 8)
+
+
+def test_facts_that_live_as_long_as_the_process_forget() -> None:
+    known = Facts({x: Range(0, 7)})
+    assert simplify(x // 8 + y, known) is y
+    known.forget_if_large(len(known.simple))
+    assert known.simple
+    known.forget_if_large(len(known.simple) - 1)
+    assert not known.simple and simplify(x // 8 + y, known) is y
