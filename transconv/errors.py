@@ -1,6 +1,5 @@
 """The errors that users catch, by their public names."""
 
-from transconv.support import AddressError as AddressError
 from transconv.support import ComputeError as ComputeError
 from transconv.support import ConfigError as ConfigError
 from transconv.support import KernelError as KernelError

@@ -14,8 +14,8 @@ from transconv.cli import matrix as pages
 from transconv.cli.matrix import RECORD
 from transconv.conv.conv_problem import ConvProblem, Prop
 from transconv.conv.relation import marked
-from transconv.errors import AddressError
 from transconv.schedule.schedule import Schedule
+from transconv.support import AddressError
 from transconv.target.records import TARGETS
 from transconv.verify import matrix
 from transconv.verify.matrix import CASES, planned, share

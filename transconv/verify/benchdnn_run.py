@@ -22,14 +22,7 @@ from transconv.compute import Alone, parse
 from transconv.conv import CompiledDirection, ConvProblem, Prop, bias_sums
 from transconv.ir import DTYPES
 from transconv.runtime import Plan, build
-from transconv.support import (
-    AddressError,
-    ProblemError,
-    ScheduleError,
-    Unsupported,
-    __version__,
-    replace_named,
-)
+from transconv.support import AddressError, ProblemError, ScheduleError, Unsupported, __version__, files
 from transconv.target import Target, detect
 from transconv.verify.benchdnn_job import INVALID, NEXT, UNIMPLEMENTED
 from transconv.verify.benchdnn_requests import BenchdnnRequest
@@ -398,7 +391,7 @@ class BenchdnnReport:
             "no_effect": self.remarks,
             "results": [r.entry() for r in results],
         }
-        replace_named(path, json.dumps(content, indent=1, default=str) + "\n")
+        files.replace_named(path, json.dumps(content, indent=1, default=str) + "\n")
 
 
 def machine() -> dict[str, str]:

@@ -339,7 +339,7 @@ def _stays(d: Dim, facts: Facts) -> bool:
 
 def _begins_whole(d: Dim, facts: Facts) -> bool:
     """Whether the box begins at multiples of its extent, so that no lane is in the next plane: behind the
-    last element of a tensor there is none, and the engine, which counts whole rows of planes, sees no end."""
+    last element of a tensor there is none; the engine, which counts whole rows of planes, sees no end."""
     return d.moving is None or multiple_of(simplify(d.coord - d.moving), facts) % d.extent == 0
 
 
