@@ -381,13 +381,15 @@ UNSIGNED = {"floor_divide", "remainder", "sign", "maximum", "minimum", *UNSIGNED
 
 
 def _in_numpy(row: Any, x: Any, y: Any) -> Any:
-    """NumPy's result, of floats in the type that kernels compute in; None where NumPy refuses."""
-    work = x if x.dtype.kind == "f" or row.types != "float" else x.astype(np.float32)
+    """NumPy's result, of floats in the type that kernels compute in; None where NumPy refuses. NumPy's own
+    functions of halves differ by processor: with AVX-512 its expm1(-0.0) is 0.0."""
+    work = x if x.dtype in (np.float32, np.float64) or row.types != "float" else x.astype(np.float32)
     given = {1: (work,), 2: (work, y.astype(work.dtype)), 3: (x > y, x, y)}[row.arity]
     try:
-        return row.numpy(*given)
+        made = row.numpy(*given)
     except (TypeError, ValueError):
         return None
+    return made.astype(x.dtype) if x.dtype == np.float16 and made.dtype == np.float32 else made
 
 
 def of_kernels(dtype: Any, device: str, folder: Path) -> list[str]:
