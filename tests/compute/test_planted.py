@@ -347,6 +347,13 @@ BUGS: list[tuple[Plant, str, str, str]] = [
 ]
 
 
+@pytest.mark.parametrize("plant", dict.fromkeys(b[0] for b in BUGS), ids=lambda b: b.__name__)
+def test_what_a_bug_replaces_is_there(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        plant(patch)
+    kernels.cache_clear()
+
+
 @pytest.mark.every(3)
 @pytest.mark.parametrize(("plant", "text", "schedule", "stage"), BUGS, ids=[b[0].__name__ for b in BUGS])
 def test_a_bug_is_found(

@@ -31,7 +31,7 @@ BUGS = (
         lambda f: lambda *m: f(*m[:1]),
         True,
     ),
-    Bug("the neutral element of maxima is 0", "tiles.reductions.REDUCERS", _zero_for_maxima),
+    Bug("the neutral element of maxima is 0", "tiles.reductions.ir.REDUCERS", _zero_for_maxima),
     Bug("what is assigned does not become active", "tiles.tile_elements.either", lambda f: lambda a, b: a),
     Bug(
         "lanes beyond the end of a tile are stored", "tiles.arrays.ends", lambda f: lambda shape: (), True

@@ -228,6 +228,11 @@ def plant(bug: Bug, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(owner, names[-1], bug.made(getattr(owner, names[-1])))
 
 
+@pytest.mark.parametrize("bug", BUGS, ids=lambda b: b.what)
+def test_what_a_bug_replaces_is_there(bug: Bug, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(bug, monkeypatch)
+
+
 @pytest.mark.every(3)
 @pytest.mark.parametrize(
     "bug", [b if b.quick else pytest.param(b, marks=pytest.mark.slow) for b in BUGS], ids=lambda b: b.what
