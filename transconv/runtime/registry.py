@@ -139,6 +139,14 @@ def _is_any(waits: Sequence[Callable[[], bool]]) -> bool:
     return False
 
 
+def _are_all(waits: Sequence[Callable[[], bool]]) -> bool:
+    """Whether each of them is over; mostly the first one is not."""
+    for over in waits:
+        if not over():
+            return False
+    return True
+
+
 def is_limit(condition: Expr) -> bool:
     """Whether it says that a number of sizes is not too large for a kernel."""
     return isinstance(condition, Le) and isinstance(condition.b, Const)
@@ -175,11 +183,13 @@ class Registry(Generic[Made]):
         """The plan for sizes, in the order of their names. Unsupported where there is none, or none yet
         as the mode has it (see ``runtime.ready``)."""
         why, waits = ("", []) if self.is_settled() else self._look(mode, sizes)
-        over = partial(_is_any, waits) if waits else None
-        found = self.estimates(sizes)
+        # While plans come, those that came first answer: each size is decided once more, when all are there.
+        found = self.table.estimates(sizes) if waits and self.table is not None else []
+        found = found or self.estimates(sizes)
+        over = partial(_are_all, waits) if waits else None
         if not found:
-            if over is not None:
-                raise Waiting(self._why_none(sizes), over)
+            if waits:
+                raise Waiting(self._why_none(sizes), partial(_is_any, waits))
             raise Unsupported(why or "sizes:refused", self._why_none(sizes))
         us, best = min(found, key=lambda one: one[0])
         held = best.plan.held(dict(zip(best.sizes.names, sizes, strict=True)))
