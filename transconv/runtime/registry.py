@@ -9,6 +9,7 @@ import itertools
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from math import inf
 from typing import Generic
 
 from transconv.cost import CostFormula, Lines
@@ -125,9 +126,13 @@ class SizeTable(Generic[Made]):
         return lines.named, f"(({best}) if {shared} else -1, ({', '.join(us)},))"
 
     def estimates(self, sizes: Sequence[int]) -> list[tuple[float, RegisteredPlan[Made]]]:
-        """The plans that take sizes, each with the microseconds that it is estimated to take."""
+        """The plans that take sizes, each with the microseconds that it is estimated to take. A function
+        of their requirements would take a hundred times as long to compile as these take to evaluate."""
+        values = dict(zip(self.kernels[0].sizes.names, sizes, strict=True))
         return [
-            (us, k) for us, k in zip(self.find(*sizes)[1], self.kernels, strict=True) if k.takes(*sizes)
+            (us, k)
+            for us, k in zip(self.find(*sizes)[1], self.kernels, strict=True)
+            if us < inf and not k.sizes.why_not(values)
         ]
 
 

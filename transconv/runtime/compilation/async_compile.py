@@ -132,7 +132,9 @@ def ready(
         raise Waiting("a process compiles it", asked.over)
     if asked is not None and mode == "background" and not asked.over():
         raise Waiting("another kernel was just taken over", asked.over)
-    found = there(question, kind)
+    # A process looks on disk, too: where another kernel answers meanwhile, the call is not to wait for that.
+    patient = asked is None and mode == "background" and _is_patient(tuple(sizes), later)
+    found = None if patient and not compiler.is_made(question, kind) else there(question, kind)
     if found is not None:
         if asked is not None and not (asked.taken or asked.fit):
             # What could not be made ready before is loaded and checked by the call that gets it: not all
@@ -283,6 +285,12 @@ def _begin(question: PlanRequest, kind: type[Made], sizes: tuple[int, ...], late
             "%s: what was compiled in the background is not found on disk; it is compiled here", question
         )
     return compiler.plan(question.workload, question.target, None, question.deterministic, kind)
+
+
+def _is_patient(sizes: tuple[int, ...], later: int) -> bool:
+    """Whether another kernel answers the calls of a request that no process was given yet."""
+    pool = _pool
+    return pool is not None and pool.any_size and pool.is_patient({"later": later, "one_size": not sizes})
 
 
 def _submit(question: PlanRequest, asked: _PendingRequest, workers: int = 0, later: int = 0) -> None:
