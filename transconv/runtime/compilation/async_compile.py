@@ -351,6 +351,7 @@ def _make_ready(question: PlanRequest, asked: _PendingRequest) -> None:
     began = time.perf_counter()
     with lasting():
         plan = there(question, asked.kind)
+    rehearsal_thread.thread.rest()
     if plan is not None:
         asked.fit = first_run_check.rehearse(plan, asked.device, question.aligned, asked.sizes)
         log.debug("made ready in %.3f s: %s", time.perf_counter() - began, question)
