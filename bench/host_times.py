@@ -43,7 +43,12 @@ from transconv.torch_ops.calls.call_attributes import ConvFunction, requested
 from transconv.torch_ops.conversion import aten_convolutions
 
 # Channels in and out, filter, stride, whether there is a bias, and by what an image is larger.
-LAYERS = ((64, 64, 3, 1, False, 4), (64, 256, 1, 1, False, 4), (128, 128, 3, 2, False, 4), (256, 256, 3, 1, True, 8))
+LAYERS = (
+    (64, 64, 3, 1, False, 4),
+    (64, 256, 1, 1, False, 4),
+    (128, 128, 3, 2, False, 4),
+    (256, 256, 3, 1, True, 8),
+)
 LOW, HIGH = 320, 640  # sides of images
 ALL = 1 << 30
 
@@ -172,7 +177,9 @@ def beside_processes() -> Iterator[Processes]:
         for home, name, value in replaced:
             stack.enter_context(patch.object(home, name, value, create=home is torch._C))
         stack.enter_context(
-            transconv.config.changed(cpu="interpret", compile="background", sizes="auto", fallback="silent")
+            transconv.config.changed(
+                cpu="interpret", compile="background", sizes="auto", fallback="silent"
+            )
         )
         compiler.forget()
         async_compile.forget()
