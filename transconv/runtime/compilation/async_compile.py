@@ -132,7 +132,7 @@ def ready(
         raise Waiting("a process compiles it", asked.over)
     if asked is not None and mode == "background" and not asked.over():
         raise Waiting("another kernel was just taken over", asked.over)
-    # A process looks on disk, too: where another kernel answers meanwhile, the call does not wait for that.
+    # A process looks on disk, too: where another kernel answers meanwhile, the call leaves it that.
     patient = asked is None and mode == "background" and _is_patient(tuple(sizes), later)
     found = None if patient and not compiler.is_made(question, kind) else there(question, kind)
     if found is not None:
