@@ -46,6 +46,7 @@ DROP_IN = {
     "graph-checks": "time the parts of compiled models' first calls, with and without checks",
     "start": "time the first training steps of a model, cold, warm and prepared, and torch's",
     "first-calls": "measure what a new size costs the host, with kernels for any size",
+    "host-times": "measure what calls cost the host while kernels are compiled beside it",
     "auto-sizes": "time calls whose sizes change with default settings, and who answers them",
     "sizes": "time and check layers at drawn sizes with kernels for any size, and cuDNN",
     "invariance": "time layers and models with and without invariant mode",

@@ -22,7 +22,7 @@ from transconv.backend_triton import Compilers, offline_compilation
 from transconv.backend_triton.launch import compile_records
 from transconv.backend_triton.launch.triton_kernel import TritonKernel
 from transconv.backend_triton.offline_compilation import Child
-from transconv.compute import Alone, parse
+from transconv.compute import Alone, Workload, parse
 from transconv.conv import ConvProblem, ConvWorkload, Prop, compiler
 from transconv.conv.compiler import CompiledDirection
 from transconv.conv.relation import every
@@ -30,6 +30,7 @@ from transconv.errors import Unsupported
 from transconv.runtime import (
     Batch,
     Plan,
+    Waiting,
     check_records,
     estimated,
     is_estimated,
@@ -136,6 +137,22 @@ def test_a_kernel_for_which_no_call_waits_is_made_ready_last(
     assert async_compile.ahead([async_compile.PlanRequest(works[0], SM90, True)], Plan, 2, hurried=False)
     processes.answer(kernels=1, seconds=0.1)
     assert added == [False, True, True, False]
+
+
+def test_where_another_kernel_answers_the_caller_plans_and_reads_nothing(
+    there: set[str], processes: Processes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process looks on disk for what is asked for behind a first kernel for any size."""
+    looked: list[Workload] = []
+    monkeypatch.setattr(plan_cache, "find", lambda workload, *_: looked.append(workload))
+    monkeypatch.setattr(compiler_, "build", lambda *_: pytest.fail("the caller plans"))
+    works = [ConvWorkload(PROBLEM, prop) for prop in Prop]
+    for work, (sizes, later) in zip(works, (((2,), 0), ((2,), 1), ((), 0)), strict=True):
+        for _ in range(3):
+            with pytest.raises(Waiting):
+                async_compile.ready(work, SM90, None, False, Plan, True, "background", sizes, later)
+        processes.any_size = True  # as Compilers note it
+    assert looked == works[:1] and len(processes.jobs) == 3
 
 
 def test_a_process_waits_for_another_ones_start_unless_it_is_hurried(

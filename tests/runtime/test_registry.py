@@ -16,9 +16,10 @@ from transconv.conv import compiler as directions
 from transconv.conv.relation import any_size, every, spelled
 from transconv.cost import estimate
 from transconv.errors import TensorError, Unsupported
+from transconv.ir.functions import size_values
 from transconv.runtime import Waiting, build_compute, compiler, plan_cache, plans
 from transconv.runtime import registry as registries
-from transconv.runtime.registry import TUNED, SizeTable
+from transconv.runtime.registry import TUNED, RegisteredPlan, SizeTable
 from transconv.selection import choice, tuning_db
 from transconv.target import Target
 
@@ -61,6 +62,53 @@ def test_a_first_plan_is_compiled_before_further_ones_of_all_layers(
             layer.choose((8, 56, 56), "background")
     assert [later for _, later in asked] == [*range(len(layer.questions))] and len(asked) > 3
     assert asked[0][0] == layer.questions[0].workload.text
+
+
+def test_while_plans_come_a_size_is_decided_once_more(
+    layer: LayerRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When all are there, not at each; until then what came first answers, and no text is compiled."""
+    layer.complete()
+    come, tables = set[str](), list[int]()
+
+    def ready(workload: ConvWorkload, *given: object) -> CompiledDirection:
+        def over() -> bool:
+            return workload.text in come
+
+        if not over():
+            raise Waiting("a process compiles it", over)
+        return next(k.plan for q, k in layer.there.items() if q.workload.text == workload.text)
+
+    class Counted(SizeTable[CompiledDirection]):
+        def __init__(self, kernels: list[RegisteredPlan[CompiledDirection]], settled: bool) -> None:
+            tables.append(len(kernels))
+            super().__init__(kernels, settled)
+
+    monkeypatch.setattr(registries, "ready", ready)
+    monkeypatch.setattr(registries, "SizeTable", Counted)
+    slow = LayerRegistry(LAYER, Prop.FWD, SM90, Epilogue(), True, False)
+    first, *others = [q.workload.text for q in slow.questions]
+    with pytest.raises(Waiting):
+        slow.choose(SIZES[0], "background")
+    come.add(first)
+    chosen = slow.choose(SIZES[0], "background")
+    assert chosen.waits is not None and chosen.question.workload.text == first
+    for at, text in enumerate(others):
+        assert not chosen.waits() and tables == [1]
+        assert slow.choose((3, 20 + at, 20), "background").question.workload.text == first
+        come.add(text)
+    assert chosen.waits()
+    for sizes in SIZES:
+        now = slow.choose(sizes, "background")
+        assert now.waits is None and now.question.workload == layer.choose(sizes, "now").question.workload
+    assert tables == [1, len(slow.there)]
+
+
+def test_an_estimate_compiles_nothing(layer: LayerRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
+    layer.complete()
+    monkeypatch.setattr(size_values, "defined", lambda *_: pytest.fail("a text is compiled"))
+    for sizes in SIZES:
+        assert layer.choose(sizes, "now").of >= len(layer.estimates(sizes)) > 0
 
 
 def test_the_estimate_chooses(layer: LayerRegistry) -> None:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -183,6 +184,23 @@ def test_what_was_right_needs_no_check_at_its_first_call(unknown: None, prop: Pr
     assert first_run_check.rehearse(plan, CPU, True, (1, 5, 7) if sized else ())
     assert first_run_check.is_trusted(plan) and not first_run_check.is_trusted(plan, aligned=False)
     assert first_run_check.rehearse(plan, CPU, False) and first_run_check.is_trusted(plan, aligned=False)
+
+
+def test_the_thread_rests_behind_each_part(unknown: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels, sizes, data and check: the longest of them is what a call waits for, not their sum."""
+    plan, parts = plan_of(sized=True), list[str]()
+
+    def noted(name: str, made: Any) -> Any:
+        return lambda *given: (parts.append(name), made(*given))[1]
+
+    for name in ("_fitting", "_varied", "_launch_and_look", "note"):
+        monkeypatch.setattr(first_run_check, name, noted(name, getattr(first_run_check, name)))
+    monkeypatch.setattr(TritonKernel, "load", noted("load", TritonKernel.load))
+    monkeypatch.setattr(rehearsal_thread.thread, "rest", lambda: parts.append("rest"))
+    assert first_run_check.rehearse(plan, CPU, True, (1, 5, 7))
+    worked = [name for name in parts if name != "rest"]
+    assert worked == ["load"] * len(plan.steps) + ["_fitting", "_varied", "_launch_and_look", "note"]
+    assert parts[1:-1:2] == ["rest"] * (len(worked) - 1)
 
 
 @pytest.mark.parametrize("wrong", ["result", "error"])

@@ -20,6 +20,7 @@ from transconv.ir import Kernel, Tensor
 from transconv.passes import TOGETHER, decided, leave, lower, running, together
 from transconv.passes.lowering import split_k
 from transconv.runtime import check_records, plan_cache
+from transconv.runtime.compilation.plan_request import PlanRequest
 from transconv.runtime.plans import Plan, PlanStep
 from transconv.runtime.steps import (
     Choose,
@@ -366,6 +367,11 @@ def known(
         with _lock:
             found = _plans.setdefault(key, made)
     return cast(Made, found)
+
+
+def is_made(question: PlanRequest, kind: type[Plan]) -> bool:
+    """Whether this process has the plan of a request; the disk is not looked at."""
+    return (question.workload, question.target, None, kind, question.deterministic) in _plans
 
 
 def added(

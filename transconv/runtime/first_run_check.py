@@ -180,14 +180,20 @@ def rehearse(plan: Plan, device: torch.device, aligned: bool, sizes: Sequence[in
 
     Only that the kernels are right is recorded. What looks wrong, or too uniform, or needs too much memory
     is left to the first call, whose data decide. Raises as ``TritonKernel.load``, and torch's errors."""
+    rest = rehearsal_thread.thread.rest  # behind each part: a call of the program has its turn
     for step in plan.steps:
         step.triton.load(device, aligned)
+        rest()
     if is_trusted(plan, aligned):
         return True
     held = _fitting(plan, sizes, _room(device))
+    rest()
     if held is None:
         return False
-    reason, _, weak = _launch_and_look(held, _varied(held, device, aligned))
+    tensors = _varied(held, device, aligned)
+    rest()
+    reason, _, weak = _launch_and_look(held, tensors)
+    rest()
     if reason or weak:
         return False
     note(plan, plan.steps, check_records.RIGHT, aligned, device)

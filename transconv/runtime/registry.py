@@ -9,6 +9,7 @@ import itertools
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from math import inf
 from typing import Generic
 
 from transconv.cost import CostFormula, Lines
@@ -31,6 +32,7 @@ NEVER_US = "1e999"  # infinity, as Python reads it
 # What counts of the estimate of a schedule that tuning found for a problem that is close: estimates that
 # differ by less count as equal, as where schedules are chosen, and what was measured comes first.
 TUNED = 0.95
+NONE = inf, None, 0  # no plan takes such sizes: see ``SizeTable.fastest``
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,10 +126,23 @@ class SizeTable(Generic[Made]):
             best = f"({at} if {takes[at]} else -1) if {first} else {best}"
         return lines.named, f"(({best}) if {shared} else -1, ({', '.join(us)},))"
 
+    def fastest(self, sizes: Sequence[int]) -> tuple[float, RegisteredPlan[Made] | None, int]:
+        """The plan with the least estimate, the microseconds of that, and how many take such sizes; no
+        plan where none does."""
+        at, us = self.find(*sizes)
+        if at >= 0:
+            return us[at], self.kernels[at], sum(each < inf for each in us)
+        found = self.estimates(sizes)
+        return (*min(found, key=lambda one: one[0]), len(found)) if found else NONE
+
     def estimates(self, sizes: Sequence[int]) -> list[tuple[float, RegisteredPlan[Made]]]:
-        """The plans that take sizes, each with the microseconds that it is estimated to take."""
+        """The plans that take sizes, each with the microseconds that it is estimated to take. A function
+        of their requirements would take a hundred times as long to compile as these take to evaluate."""
+        values = dict(zip(self.kernels[0].sizes.names, sizes, strict=True))
         return [
-            (us, k) for us, k in zip(self.find(*sizes)[1], self.kernels, strict=True) if k.takes(*sizes)
+            (us, k)
+            for us, k in zip(self.find(*sizes)[1], self.kernels, strict=True)
+            if us < inf and not k.sizes.why_not(values)
         ]
 
 
@@ -137,6 +152,14 @@ def _is_any(waits: Sequence[Callable[[], bool]]) -> bool:
         if over():
             return True
     return False
+
+
+def _are_all(waits: Sequence[Callable[[], bool]]) -> bool:
+    """Whether each of them is over; mostly the first one is not."""
+    for over in waits:
+        if not over():
+            return False
+    return True
 
 
 def is_limit(condition: Expr) -> bool:
@@ -175,15 +198,17 @@ class Registry(Generic[Made]):
         """The plan for sizes, in the order of their names. Unsupported where there is none, or none yet
         as the mode has it (see ``runtime.ready``)."""
         why, waits = ("", []) if self.is_settled() else self._look(mode, sizes)
-        over = partial(_is_any, waits) if waits else None
-        found = self.estimates(sizes)
-        if not found:
-            if over is not None:
-                raise Waiting(self._why_none(sizes), over)
+        # While plans come, those that came first answer: a size is decided once more, when all are there.
+        us, best, of = NONE if not waits or self.table is None else self.table.fastest(sizes)
+        if best is None and (table := self._tabled()) is not None:
+            us, best, of = table.fastest(sizes)
+        if best is None:
+            if waits:
+                raise Waiting(self._why_none(sizes), partial(_is_any, waits))
             raise Unsupported(why or "sizes:refused", self._why_none(sizes))
-        us, best = min(found, key=lambda one: one[0])
+        over = partial(_are_all, waits) if waits else None
         held = best.plan.held(dict(zip(best.sizes.names, sizes, strict=True)))
-        return ChosenPlan(held, best.question, us, len(found), over, self.kind)
+        return ChosenPlan(held, best.question, us, of, over, self.kind)
 
     def is_settled(self) -> bool:
         """Whether each question has a plan, or the reason why it has none."""
@@ -202,10 +227,8 @@ class Registry(Generic[Made]):
             table = self._tabled()
             if table is None or not table.settled:
                 return None
-        at = table.find(*sizes)[0]
-        if at >= 0:
-            return table.kernels[at]
-        return min(table.estimates(sizes), key=lambda one: one[0], default=(0.0, None))[1]
+        at = table.find(*sizes)[0]  # the first call of a size runs few functions
+        return table.kernels[at] if at >= 0 else table.fastest(sizes)[1]
 
     def _tabled(self) -> SizeTable[Made] | None:
         """The table of the plans that are there, if there is one."""
@@ -285,7 +308,6 @@ class Registry(Generic[Made]):
                     self.failed[question] = f"with its kernels there would be more than {self.most}"
                 else:
                     self.there[question] = RegisteredPlan(question, plan)
-                    self.table = None
             except Waiting as error:
                 self.over[question] = error.over
                 waits.append(error.over)

@@ -197,7 +197,7 @@ class Encoder:
 
     def __init__(self, each: Sequence[Encode | None], most: int) -> None:
         self.each, self.most = each, most
-        self.maps: list[dict[tuple[int, Lying], list[Any]]] = [{} for _ in each]
+        self.maps: list[dict[tuple[int, Lying], tuple[Any, ...]]] = [{} for _ in each]
         self.calls: dict[tuple[int, ...], Sequence[Any]] = {}
 
     def __call__(self, at: tuple[int, ...], places: Places) -> Sequence[Any]:
@@ -206,7 +206,7 @@ class Encoder:
         args = self.calls.get(at)
         if args is not None:
             return args
-        args = []
+        args = list[Any]()
         for pointer, encode, place, known in zip(at, self.each, places, self.maps, strict=False):
             if encode is None or place is None:
                 args.append(pointer)
@@ -215,13 +215,13 @@ class Encoder:
             if found is None:
                 if len(known) >= self.most:
                     known.clear()
-                found = known[pointer, place] = encode(pointer, place)
+                found = known[pointer, place] = tuple(encode(pointer, place))
             args += found
         args += at[len(self.each) :]
         if len(self.calls) >= self.most:
             self.calls.clear()
-        self.calls[at] = args
-        return args
+        kept = self.calls[at] = tuple(args)  # tuples of numbers are not looked through for cycles
+        return kept
 
 
 class KernelStart(NamedTuple):

@@ -132,7 +132,9 @@ def ready(
         raise Waiting("a process compiles it", asked.over)
     if asked is not None and mode == "background" and not asked.over():
         raise Waiting("another kernel was just taken over", asked.over)
-    found = there(question, kind)
+    # A process looks on disk, too: where another kernel answers meanwhile, the call leaves it that.
+    patient = asked is None and mode == "background" and _is_patient(tuple(sizes), later)
+    found = None if patient and not compiler.is_made(question, kind) else there(question, kind)
     if found is not None:
         if asked is not None and not (asked.taken or asked.fit):
             # What could not be made ready before is loaded and checked by the call that gets it: not all
@@ -285,6 +287,12 @@ def _begin(question: PlanRequest, kind: type[Made], sizes: tuple[int, ...], late
     return compiler.plan(question.workload, question.target, None, question.deterministic, kind)
 
 
+def _is_patient(sizes: tuple[int, ...], later: int) -> bool:
+    """Whether another kernel answers the calls of a request that no process was given yet."""
+    pool = _pool
+    return pool is not None and pool.any_size and pool.is_patient({"later": later, "one_size": not sizes})
+
+
 def _submit(question: PlanRequest, asked: _PendingRequest, workers: int = 0, later: int = 0) -> None:
     """Give a request to a process; the caller has the lock."""
     if _pool is None and question.target.backend in BACKENDS:
@@ -343,6 +351,7 @@ def _make_ready(question: PlanRequest, asked: _PendingRequest) -> None:
     began = time.perf_counter()
     with lasting():
         plan = there(question, asked.kind)
+    rehearsal_thread.thread.rest()
     if plan is not None:
         asked.fit = first_run_check.rehearse(plan, asked.device, question.aligned, asked.sizes)
         log.debug("made ready in %.3f s: %s", time.perf_counter() - began, question)
