@@ -12,10 +12,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from threading import get_ident
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from transconv.support import Unsupported
@@ -84,7 +86,8 @@ class Capture:
         made = Capture(shape, dtype=dtype)
         meta = torch.empty(shape, dtype=dtype, device="meta")
         # In inference mode operations come here undivided, such as aten.pad.
-        with torch.inference_mode(False), torch.no_grad(), _named_modules(model, made.modules):
+        names = _named_modules(model, made.modules)
+        with torch.inference_mode(False), torch.no_grad(), names, UnwrittenTensors(model):
             given = RecordedTensor(meta, device, ResultReference(-1), made)
             out = model(given)
         leaves = [t for t in tree_leaves(out) if isinstance(t, Tensor)]
@@ -163,7 +166,12 @@ class Capture:
                 if isinstance(t, RecordedTensor):
                     t.is_viewed = True
         if writes:
-            target.reference = ResultReference(len(self.operations) - 1)
+            if made[0].shape != target.shape:
+                raise Unsupported("stream:write", f"{op} changes a tensor's shape in place{self._where()}")
+            if made[0].dtype is not target.dtype:  # a tensor keeps its type, whatever is written to it
+                to, kept = torch.ops.aten._to_copy.default, {"dtype": target.dtype}
+                made = self.note(to, (made[0],), kept, (target.meta,), device)
+            target.reference = made[0].reference
             return target
         return type(out)(made) if isinstance(out, (tuple, list)) else made[0]
 
@@ -228,6 +236,35 @@ class RecordedTensor(Tensor):
         return tuple(self.capture.note(op, args, kwargs, (y, *states), self.device))
 
 
+class UnwrittenTensors(TorchDispatchMode):
+    """While it is open, what writes to a tensor that a model holds is refused: such a model is no function
+    of its input, and the recording would change it."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        held = ((n, t) for module in model.modules() for n, t in [*vars(module).items(), *_own(module)])
+        self.names = {t.untyped_storage().data_ptr(): n for n, t in held if _is_plain(t)}
+        self.names.pop(0, None)  # of tensors without values
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for t in args[:1] if op._schema.is_mutable else ():
+            if _is_plain(t) and (name := self.names.get(t.untyped_storage().data_ptr())):
+                raise Unsupported(
+                    "stream:write",
+                    f"the model writes to its tensor '{name}', so that a call depends on those before; "
+                    "call model.eval() first, or stream the part that does not write",
+                )
+        return op(*args, **(kwargs or {}))
+
+
+def _is_plain(t: Any) -> bool:
+    return isinstance(t, Tensor) and not isinstance(t, RecordedTensor)
+
+
+def _own(module: nn.Module) -> list[tuple[str, Tensor]]:
+    return [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
+
+
 def with_rows(shape: tuple[int, ...], dim: int, rows: int) -> tuple[int, ...]:
     return (*shape[:dim], rows, *shape[dim + 1 :])
 
@@ -254,12 +291,15 @@ def _without_writes(op: Any, module: str) -> Any:
 def _named_modules(model: nn.Module, stack: list[str]) -> Iterator[None]:
     """While it is open, the names of the modules that are running are on the stack, the innermost last."""
     names = {id(module): name for name, module in model.named_modules()}
+    thread = get_ident()  # the hooks are of all threads
 
     def enter(module: nn.Module, args: Any) -> None:
-        stack.append(names.get(id(module), stack[-1] if stack else ""))
+        if get_ident() == thread:
+            stack.append(names.get(id(module), stack[-1] if stack else ""))
 
     def leave(module: nn.Module, args: Any, result: Any) -> None:
-        stack.pop()
+        if get_ident() == thread:
+            stack.pop()
 
     before = nn.modules.module.register_module_forward_pre_hook(enter)
     after = nn.modules.module.register_module_forward_hook(leave, always_call=True)

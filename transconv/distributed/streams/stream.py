@@ -573,13 +573,20 @@ def _hop(capture: Capture) -> int:
 
 
 def _versions(model: nn.Module) -> list[Any]:
-    """What tells whether modules, their weights and their numbers are the same, and unchanged."""
-    found: list[Any] = []
-    for module in model.modules():
-        found.append(id(module))
-        for name, value in {**vars(module), **module._parameters, **module._buffers}.items():
-            if isinstance(value, Tensor):
-                found.append((name, value.data_ptr(), 0 if value.is_inference() else value._version))
-            elif isinstance(value, (int, float, str, tuple)):
-                found.append((name, value))
-    return found
+    """What tells whether modules, their weights, hooks, numbers and what else they hold are the same, and
+    unchanged."""
+    seen: set[int] = set()
+
+    def told(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return value.data_ptr(), 0 if value.is_inference() else value._version
+        if isinstance(value, (nn.Module, int, float, str)) or callable(value):
+            return value  # also keeps what an id would be of
+        held = value if isinstance(value, Mapping) else getattr(value, "__dict__", None)
+        held = dict(enumerate(value)) if isinstance(value, (list, tuple, set, frozenset)) else held
+        if held is None or id(value) in seen:
+            return id(value)
+        seen.add(id(value))
+        return [(key, told(part)) for key, part in held.items()]
+
+    return [(module, told(vars(module))) for module in model.modules()]

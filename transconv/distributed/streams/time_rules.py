@@ -267,7 +267,8 @@ class TimeRules:
         f = self._ratio(op, other, x, axis)
 
         def compute(values: Values, piece: StreamPiece) -> Tensor:
-            spatial = [piece.made.size if i == axis.dim - 2 else n for i, n in enumerate(sizes)]
+            rows = piece.made.size * axis.outer
+            spatial = [rows if i == axis.dim - 2 else n for i, n in enumerate(sizes)]
             return F.interpolate(values[x], spatial, mode=mode)
 
         mode = "nearest-exact" if "exact" in op.name else "nearest"

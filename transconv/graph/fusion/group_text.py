@@ -198,6 +198,17 @@ class GroupText:
 Line = str | tuple[str, MemoryAccess]  # a let, or a read or store with its words around the access
 
 
+def is_number(piece: Piece) -> bool:
+    """Whether a text has a piece as a number."""
+    return is_number(piece.of) if isinstance(piece, MovedView) else isinstance(piece, ConstantValue)
+
+
+def typed(piece: Piece, text: str) -> str:
+    """A number in a piece's type, if that is of whole numbers: of numbers alone texts compute floats."""
+    dtype = TYPES[piece.dtype]
+    return f"{dtype.name}({text})" if dtype.kind == "int" else text
+
+
 @dataclass(slots=True)
 class Writer:
     """The lines so far. ``tensors``: their names, by what they hold and whether it is read after the sum
@@ -277,7 +288,9 @@ class Writer:
         """The same where a condition holds, else a number."""
         if isinstance(piece, ConstantValue):
             value = number(piece.value)
-            return value if where is TRUE or piece.value == fill else self.chosen(where, value, fill)
+            if where is TRUE or piece.value == fill:
+                return value
+            return self.chosen(where, typed(piece, value), fill)
         where = self.shorter(where)
         key = (piece, at, where, fill)
         if key not in self.names:
@@ -308,12 +321,12 @@ class Writer:
             case Counted():
                 return self.let("i", f"{TYPES[piece.dtype].name}({render(self.simple(piece.count(at)))})")
             case Mapped():
-                names_ = [self.value(x, at) for x in piece.inputs]
+                names_ = self.operands(piece, at)
                 more = [f"({render(self.simple(e))})" for e in piece.place(at)] if piece.place else []
                 return self.let(piece.label, piece.write(*names_, *more))
             case Reduced():
                 inner = self.group.within[piece]
-                names_ = [self.value(x, inner) for x in piece.inputs]
+                names_ = self.operands(piece, inner)
                 axes = " ".join(self.group.axes_of(inner, piece.dims))
                 return self.let(piece.label, f"{piece.op}({piece.write(*names_)}; {axes})")
             case ProductSum():
@@ -325,6 +338,14 @@ class Writer:
                 )
                 return self.let("sum", f"sum({a}*{b}; {' '.join(own.summed)})")
         raise AssertionError(piece)
+
+    def operands(self, piece: Mapped | Reduced, at: Index) -> list[str]:
+        """The values of its inputs. Whole numbers beside none with a type have the result's."""
+        names = [self.value(x, at) for x in piece.inputs]
+        whole = [x for x in piece.inputs if TYPES[x.dtype].kind == "int"]
+        if not all(map(is_number, whole)):
+            return names
+        return [typed(piece, n) if x in whole else n for x, n in zip(piece.inputs, names, strict=True)]
 
     def rounded(self, piece: Piece, name: str) -> str:
         """A factor in its own type: the matrix unit takes it as it would take an element in memory."""
@@ -344,6 +365,8 @@ class Writer:
             return self.masked(first.of, moved, all_of([*conjuncts(where), *conjuncts(here)]), beyond)
         yes = self.masked(first.of, moved, where, fill)
         no = self.choice(rest, at, where, fill)
+        if all(is_number(part.of) for part in parts):
+            yes = typed(first.of, yes)
         name = self.let("cat", f"where({render(here)}, {yes}, {no})")
         if {yes, no} <= self.elements:
             self.elements.add(name)

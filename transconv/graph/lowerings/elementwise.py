@@ -61,7 +61,8 @@ def _from_table(op: Op) -> Callable[[NodeCall], Piece]:
 
     def rule(call: NodeCall) -> Piece:
         values = list(call.args[: op.arity])
-        if op.name in BY_NAME and (alpha := call.arg(op.arity, "alpha", 1)) != 1:
+        alpha = call.arg(op.arity, "alpha", 1) if op.name in BY_NAME else 1
+        if (bool(alpha) if call.dtype is torch.bool else alpha) != 1:  # truths are scaled by a truth
             scaled = number(alpha)
             return arithmetic(
                 call,

@@ -85,6 +85,7 @@ class NodeCall:
         return found
 
 
+TESTS = ("lt", "le", "gt", "ge", "eq", "ne", "isnan")  # whose results are truths already
 Rule = Callable[[NodeCall], "Piece | tuple[Piece | None, ...]"]
 ROWS: dict[Any, Rule] = {}
 
@@ -368,7 +369,9 @@ def arithmetic(
         )
     held = torch.int64 if all(kind(x.dtype) != "float" for x in inputs) else torch.float32
     inputs = tuple(cast(x, held) if kind(x.dtype) == "bool" else x for x in inputs)
-    return mapped(write, *inputs, dtype=call.dtype, label=label, work=work)
+    counted = kind(shared) == "bool" and label not in TESTS  # truths are added up as numbers
+    made = mapped(write, *inputs, dtype=held if counted else call.dtype, label=label, work=work)
+    return mapped("{} != 0".format, made, dtype=call.dtype, label=label) if counted else made
 
 
 def copied(x: Piece) -> Piece:
@@ -385,7 +388,7 @@ def filled(value: Any, dtype: torch.dtype) -> Any:
     found = (
         value
         if isinstance(value, (SymbolicSize, Fraction))
-        else (float(value) if kind(dtype) == "float" else int(value))
+        else (held_constant(float(value), TYPES[dtype]) if kind(dtype) == "float" else int(value))
     )
     number(found)
     return found

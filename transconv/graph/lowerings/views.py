@@ -70,8 +70,9 @@ def _permuted(call: NodeCall, x: Piece, order: Sequence[int]) -> Piece:
 def _transpose(call: NodeCall) -> Piece:
     x = call.args[0]
     order = list(range(len(x.shape)))
-    a, b = _dims(call.args[1:3] or [0, -1], len(order)) if len(order) > 1 else (0, 0)
-    order[a], order[b] = order[b], order[a]
+    if order:
+        a, b = _dims(call.args[1:3] or [0, -1], len(order))
+        order[a], order[b] = order[b], order[a]
     return _permuted(call, x, order)
 
 

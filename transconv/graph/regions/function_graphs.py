@@ -70,6 +70,9 @@ def normalized(gm: fx.GraphModule) -> None:
         if node.target is not torch.nn.functional.instance_norm:
             continue
         given = dict(zip(NORM, node.args, strict=False)) | node.kwargs
+        x = given["input"].meta["example_value"]
+        if not x.is_floating_point() or 0 in x.shape:  # which torch decides
+            continue
         if given.get("running_mean") is None and given.get("use_input_stats", True):
             replace_node(
                 node,
