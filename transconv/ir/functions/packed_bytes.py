@@ -143,5 +143,18 @@ def f8e8m0_in_numpy(code: Array) -> Array:
     return np.where(code == 255, np.nan, np.ldexp(1.0, code - 127)).astype(np.float32)
 
 
+def in_blocks(elements: Array, held: str, scale: Array, scales: str, axis: int) -> Array:
+    """Elements, two of ``f4e2m1`` in a byte, times the scales of equal blocks of them along an axis."""
+    if held == "f4e2m1":
+        codes = np.asarray(elements, np.uint8)
+        halves = np.stack([codes & 15, codes >> 4], axis + 1)
+        elements = f4e2m1_in_numpy(
+            halves.reshape([n * (1 + (i == axis)) for i, n in enumerate(codes.shape)])
+        )
+    powers = f8e8m0_in_numpy(scale) if scales == "f8e8m0" else scale
+    size = elements.shape[axis] // powers.shape[axis]
+    return np.asarray(elements * np.repeat(powers, size, axis), np.float32)
+
+
 CODES = {"f4e2m1": (f4e2m1_in_numpy, F4E2M1), "f8e8m0": (f8e8m0_in_numpy, F8E8M0)}
 """The rows that make f32 of a code, by the float's name: the meaning and the source."""
