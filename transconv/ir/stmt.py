@@ -236,7 +236,7 @@ FUNCS = {
     ),
     "dot_scaled": FuncSpec(
         ("acc", "a", "b", "a_scale", "b_scale"),
-        "dot of elements, two of f4e2m1 in a byte, each times the scale of its block of neighbours along k",
+        "dot of elements, two of f4e2m1 in a byte, each times the scale of its block along k",
     ),
     "atomic_add": FuncSpec(
         ("tensor", "offset", "value", "mask"),
@@ -277,7 +277,7 @@ def dot(precision: str) -> Func:
 
 
 def dot_scaled(a: str, b: str, scales: str) -> Func:
-    """A matrix-unit product of elements of types ``a`` and ``b`` in blocks, whose scales are ``scales``."""
+    """A matrix-unit product of elements of types ``a`` and ``b`` in blocks, with scales of a type."""
     return Func("dot_scaled", (("a", a), ("b", b), ("scales", scales)))
 
 

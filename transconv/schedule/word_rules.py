@@ -267,8 +267,8 @@ def _why_not_in_blocks(
     what = f"{left.held} by {right.held} with scales of {left.scales} for {size}"
     if (unit := block_mma(compute, target, swap)) is None:
         return (
-            f"scaled=1: the matrix unit of {target.name} does not multiply {what}; tl.dot_scaled would "
-            "make 16-bit floats of both there, as scaled=0 does"
+            f"scaled=1: the matrix unit of {target.name} does not multiply {what}; at best tl.dot_scaled "
+            "makes 16-bit floats of both there, as scaled=0 does"
         )
     if (release := triton_release()) and release < target.blocks_since:
         since = ".".join(map(str, target.blocks_since))

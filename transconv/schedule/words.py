@@ -328,6 +328,7 @@ WORDS: tuple[Word, ...] = (
         "(`tl.dot_scaled`); 0 multiplies elements by scales first (`mma`, `tl`).",
         (0, 1),
         "the matrix unit takes the scales of blocks (1) or not (0)",
+        draw=(),
     ),
     Word(
         "late",

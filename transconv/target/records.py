@@ -148,8 +148,8 @@ class Target:
     ``CUBLAS_WORKSPACE_CONFIG`` says otherwise (torch 2.13, CublasHandlePool.cpp).
     ``without``: element types that its kernels cannot have. ``since``: the oldest release of Triton whose
     kernels may run on it, empty for any, and ``why_since``: what those of earlier ones do there.
-    ``compiled_since``: the oldest one that the compile matrix compiles for it; ``blocks_since``: the oldest
-    that has products in blocks for it, empty if its matrix unit takes no scales of blocks."""
+    ``compiled_since``: the oldest one that the compile matrix compiles for it; ``blocks_since``: that has
+    products in blocks for it, empty if its matrix unit takes no scales of blocks."""
 
     name: str
     backend: str  # "cuda", "hip", "xpu" or "interpreter"

@@ -135,7 +135,7 @@ def _element(e: ir.Expr, axis: ir.Var, reads: dict[ir.Var, Read]) -> tuple[Read,
 
 
 def _is_half(code: ir.Expr, byte: ir.Var, axis: ir.Var) -> bool:
-    """Whether a code is the lower half of a byte at even positions of an axis, and the upper at odd ones."""
+    """Whether a code is the lower half of a byte at even positions of an axis, the upper at odd ones."""
     parity = ir.Mod(axis, ir.Const(2))
     for at in (0, 1):
         fixed = ir.substitute(code, {parity: ir.Const(at)})
