@@ -224,7 +224,7 @@ def _shared_reads(schedule: Schedule, compute: Compute) -> list[tuple[View, Sche
                 replace(b, extent=max(1, b.extent // n)) if factor.axis in b.axes else b
                 for b in schedule.blocks
             )
-            view = next(r.view for r in of.reads if r.name == read.name)
+            view = of.reads[compute.reads.index(read)].view
             found.append((view, replace(schedule, blocks=blocks), of, "gather"))
     return found
 
@@ -234,7 +234,7 @@ def shared(compute: Compute, axis: str, n: int) -> Compute:
     """The computation along every ``n``-th point of an axis, where views have what n points share."""
     at, places = compute.axis(axis).var, compute.size(axis) // n
     each = {FloorDiv(at, Const(n)): at}
-    axes = tuple(replace(x, size=max(1, places)) if x.name == axis else x for x in compute.axes)
+    axes = tuple(replace(x, size=max(1, places)) if x.var is at else x for x in compute.axes)
     return replace(compute.over(lambda v: substitute(v, each)), axes=axes)
 
 
