@@ -213,6 +213,11 @@ class Func(Node):
         return self.name in ("dot", "dot_async", "dot_scaled")
 
     @property
+    def takes_scales(self) -> bool:
+        """Whether this multiplies elements with the scales of their blocks."""
+        return self.name == "dot_scaled"
+
+    @property
     def leaves(self) -> bool:
         """Whether this leaves a part of what is reduced."""
         return self.name == "partial"

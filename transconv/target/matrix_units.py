@@ -96,10 +96,8 @@ BLOCKS: dict[str, tuple[BlockMma, ...]] = {
         BlockMma("mfma_scale", _F8 + _MIXED, "f8e8m0", 32, ((32, 32, 64), (16, 16, 128)), 2),
         BlockMma("mfma_scale", _F4, "f8e8m0", 32, ((32, 32, 64), (16, 16, 128)), 4),
     ),
-    "numpy": (
-        BlockMma("numpy", _F8 + _MIXED + _F4, "f8e8m0", 32, ((16, 16, 32),), 1),
-        BlockMma("numpy", _F4, "f8e4m3", 16, ((16, 16, 32),), 1),
-    ),
+    # Triton 3.9's interpreter takes scales of f8e4m3 for exponents.
+    "numpy": (BlockMma("numpy", _F8 + _MIXED + _F4, "f8e8m0", 32, ((16, 16, 32),), 1),),
 }
 """What the matrix units of chips that take scales of blocks multiply, by the unit's name. Rates are those
 of data sheets, of sums in f32: B200's, the RTX 5090's and MI355X's."""

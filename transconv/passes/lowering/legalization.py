@@ -37,7 +37,7 @@ FARTHEST = 1 << 24  # a numerator below -FARTHEST is not shifted, because the su
 def final(kernel: ir.Kernel, upcast16: bool = False) -> ir.Kernel:
     """Make every division one that may round down or towards zero, turn bounds that leave one value
     into equalities, and with ``upcast16`` cast 16-bit operands to f32."""
-    calls = [s for s in ir.find(kernel, ir.FuncCall) if s.func.name == "dot_scaled"]
+    calls = [s for s in ir.find(kernel, ir.FuncCall) if s.func.takes_scales]
     taken = {v for s in calls for e in s.args[1:] for v in ir.find(e, ir.Var)}
     body = _Final(upcast16, kernel.sizes, taken).mutate(kernel.body)
     assert isinstance(body, ir.Stmt)
