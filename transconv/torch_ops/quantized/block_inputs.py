@@ -70,9 +70,7 @@ def _by_kernel(rows: Tensor, of: DType, kind: QuantizationScheme) -> BlockWeight
     names = ("X", *["G"] * (whole is not None), "R", "E")
     if not input_quantization.computed(WHAT, key, names, tensors, lambda: text(count, channels, of, kind)):
         return None
-    return BlockWeight(
-        kind, channels, elements, scale.view(torch.float8_e8m0fnu) if powers else scale, whole
-    )
+    return BlockWeight(kind, channels, elements, scale, whole)
 
 
 def text(count: int, channels: int, of: DType, kind: QuantizationScheme) -> str:

@@ -124,7 +124,8 @@ class BlockWeight:
         held = self.elements
         if self.halves == 2:
             held = torch.stack([held & 15, held >> 4], -1).flatten(-2)
-        scale = self.scale.float().repeat_interleave(self.padded // self.scale.shape[-1], -1)
+        real = powers(self.scale) if self.scale.dtype is torch.uint8 else self.scale.float()
+        scale = real.repeat_interleave(self.padded // self.scale.shape[-1], -1)
         along = scale.view(len(scale), *[1] * (held.dim() - scale.dim()), *scale.shape[1:])
         made = FORMATS[self.kind.form].values(held) * along
         if self.tensor_scale is not None:
@@ -200,7 +201,7 @@ class BlockWeight:
 
 
 def quantised(weight: Tensor, kind: QuantizationScheme, channels: int) -> BlockWeight:
-    """A float weight (oc, ic/groups, *k) in blocks of so many channels."""
+    """A float weight (oc, ic/groups, *k) in blocks of so many channels; powers of two as their codes."""
     size, most = channels, kind.most
     rows = F.pad(weight.detach().float().movedim(1, -1), (0, -weight.shape[1] % size))
     each, whole = rows.reshape(*rows.shape[:-1], -1, size), None
@@ -215,16 +216,21 @@ def quantised(weight: Tensor, kind: QuantizationScheme, channels: int) -> BlockW
         half, exponent = torch.frexp(highest)  # half * 2**exponent
         least, power = frexp(most)
         codes = torch.where(highest > 0, exponent - power + (half > least).int() + 127, 0).clamp(0, 254)
-        codes = torch.where(highest.isfinite(), codes, 255).to(torch.uint8)
-        scale = codes.view(torch.float8_e8m0fnu)
-        along = scale.float()
+        scale = torch.where(highest.isfinite(), codes, 255).to(torch.uint8)
+        near = each * powers(254 - codes).unsqueeze(-1)  # 2**-127 as a divisor might be taken for 0
     else:
         whole = scale_of_all(highest.amax(), kind)
         scale = (highest / (most * whole)).clamp(2.0**-9, 448.0).to(torch.float8_e4m3fn)
-        along = scale.float() * whole
-    near = (each / along.unsqueeze(-1)).clamp(-most, most).flatten(-2)
+        near = each / (scale.float() * whole).unsqueeze(-1)
+    near = near.clamp(-most, most).flatten(-2)
     made = _pairs(_code(near)) if kind.weight.kind == "int" else near.to(kind.dtype)
     return BlockWeight(kind, weight.shape[1], made.contiguous(), scale.contiguous(), whole)
+
+
+def powers(codes: Tensor) -> Tensor:
+    """The scales with these codes of f8e8m0."""
+    made = torch.ldexp(torch.ones_like(codes, dtype=torch.float32), codes.int() - 127)
+    return torch.where(codes == 255, torch.nan, made)
 
 
 def scale_of_all(highest: Tensor, kind: QuantizationScheme) -> Tensor:

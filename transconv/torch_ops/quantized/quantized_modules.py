@@ -115,6 +115,7 @@ class Quantised:
         if kind.group:
             made = block_scales.quantised(given, kind, kind.channels(given))
             weight, scales, whole = made.elements, made.scale, made.tensor_scale
+            scales = scales.view(torch.float8_e8m0fnu) if kind.scale.kind == "int" else scales
         else:
             weight, scales = quantised_weight(given, self.groups, self.transposed, kind)
         found = {
