@@ -219,6 +219,7 @@ NONE = [
     ("bf16(f32(x0)*f8e8m0(x1))", "bf16(f32(x0)*x1)", "x is no product of elements of 8 or 4 bits"),
     ("bf16(f32(x0)*f8e8m0(x1))", "bf16(f32(x0)*f8e8m0(x1) + 1)", "x is no product of elements"),
     ("w0 % 16, w0 // 16", "w0 // 16, w0 % 16", "w is no product of elements"),
+    ("X_s[m, k // 32]", "X_s[m, k // 32 + 0*m] else 255", "x is no product of elements"),
     ("X_s[m, k // 32]", "X_s[m, (k + 1) // 33]", "x is no product of elements"),
     (
         "X_s[m, k // 32]",
@@ -236,6 +237,18 @@ def test_what_is_not_in_blocks(old: str, new: str, reason: str) -> None:
         text = text.replace("bf16(", "f16(")
     found = block_factors(parse(text.replace(old, new)))
     assert isinstance(found, str) and reason in found
+
+
+def test_sizes_of_rows_may_be_arguments() -> None:
+    text = (
+        Product("f8", "f8", m=40).text().replace("compute product", "compute product\n    sizes  M=40 in 1..4096")
+    )
+    text = text.replace("f8e4m3 [40, 128]", "f8e4m3 [M, 128]").replace("u8 [40, 4]", "u8 [M, 4]")
+    product = Product("f8", "f8", m=40)
+    made = stages_of(text.replace("m=40", "m=M"), "m:128 n:32 k:64 | mma | scaled=1", "sm_120")
+    given, want = product.drawn()
+    kernel = made[-1][1].at({"M": 40})
+    np.testing.assert_array_equal(run(kernel, product.real(given), want), want)
 
 
 def test_chips_that_take_scales_choose_them() -> None:

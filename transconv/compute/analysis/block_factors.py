@@ -113,7 +113,9 @@ def _scaled(
     for x in compute.axes_of("K"):
         if (size := neighbours(scale, x.var, compute)) > 1 and x.extent is None:
             element = _element(e, x.var, reads)
-            if element is not None and neighbours(element[0], x.var, compute) == _packed(element[1]):
+            if element is None or element[0].fill or scale.fill:
+                continue  # beyond the end of a sum both are 0
+            if neighbours(element[0], x.var, compute) == _packed(element[1]):
                 return BlockFactor(*element, scale, scales, x.name, size)
     return None
 

@@ -105,7 +105,7 @@ class _Vectorise(ir.Mutator):
         self.around.pop()
         return body
 
-    def mutate_Let(self, let: ir.Let) -> ir.Stmt:
+    def mutate_Let(self, let: ir.Let) -> ir.Stmt | None:
         value = ir.substitute(let.value, self.lanes)
         self.scope[let.var] = ir.lanes_of(value, self.scope)
         self.tiles.told[let.var] = value

@@ -341,8 +341,7 @@ def product_text(
 ) -> str:
     """The computation of a result (n, f, *o), with f innermost or second, from an image (n, *i, c). If
     both have blocks, scales of tensors multiply the sum."""
-    both = isinstance(image, BlockWeight)
-    taps, of, tap = weight.logical[2:], bf16 if both else lower_call.DTYPES[image.dtype], "0"
+    taps, tap = weight.logical[2:], "0"
     for i, size in enumerate(taps):
         tap = f"({tap})*{size} + k{i}"
     places = [f"o{i}*{p.stride[i]} + k{i}*{p.dilation[i]} - {p.pad_lo[i]}" for i in range(len(taps))]
@@ -352,24 +351,24 @@ def product_text(
     summed = {**{f"k{i}": size for i, size in enumerate(taps)}, "c": weight.padded}
     rows, at = zip(axes, held.shape, strict=True), ", ".join(["n", *places])
     if isinstance(image, BlockWeight):
-        x = image.lines("x", "XRH", (at, at), of, True)
+        x, w = image.lines("x", "XRH", (at, at), bf16, True), weight.reads(tap, bf16, True)
         tensors = [("X", image.kind.weight, image.elements), ("R", image.kind.scale, image.scale)]
-        tensors_of_x = [f"    tensor {name} {t} {[*held.shape]}" for name, t, held in tensors]
         scales = [g for g, t in (("gx", image), ("g", weight)) if t.tensor_scale is not None]
     else:
-        x, scales = [f"    read   x = X[{at}, c]"], []
-        tensors_of_x = [f"    tensor X {of} {[*image.shape]}"]
+        of = lower_call.DTYPES[image.dtype]
+        x, w, scales = [f"    read   x = X[{at}, c]"], weight.reads(tap, of), []
+        tensors = [("X", of, image)]
     total = "*".join(["total", *scales])
     return "\n".join(
         [
             "compute block_product",
-            *tensors_of_x,
+            *(f"    tensor {name} {dtype} {[*t.shape]}" for name, dtype, t in tensors),
             *weight.declared,
             *([] if bias is None else [f"    tensor B {bias} {[made.shape[1]]}"]),
             f"    tensor Y {lower_call.DTYPES[made.dtype]} {[*held.shape]}",
             "    axes   " + " ".join(f"{a}={n}" for a, n in (*rows, *summed.items())),
             *x,
-            *weight.reads(tap, of, both),
+            *w,
             *([] if bias is None else ["    read   b = B[f]"]),
             f"    let    total = sum(x*w; {' '.join(summed)})",
             f"    store  Y[{', '.join(axes)}] = {activation}({total}{'' if bias is None else ' + b'})",
