@@ -312,7 +312,7 @@ def test_a_text_by_hand() -> None:
         (
             "let x",
             "lat x",
-            "line 7: found 'lat', expected a statement or one of the functions dot atomic_add",
+            "line 7: found 'lat', expected a statement or one of the functions dot dot_scaled atomic_add",
         ),
         ("let x = ", "let x = 2 ", "line 7: found 'load', expected the end of the line"),
         ("(i * 8) + m[0:16]", "i * 8 + m[0:16]", "line 7: found '+', expected ')'"),

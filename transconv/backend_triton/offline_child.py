@@ -29,14 +29,14 @@ from transconv.backend_triton.miscompiles import flaw
 from transconv.backend_triton.offline_compilation import serve
 
 SASS_WORDS = tuple(
-    "HGMMA QGMMA IGMMA HMMA QMMA IMMA DMMA UTCHMMA UTCQMMA UTCIMMA UTMALDG UTMASTG UTMAREDG LDGSTS LDG "
-    "STG RED ATOMG LDSM STSM LDS STS FFMA FFMA2 HFMA2 DFMA USETMAXREG LDL STL".split()
+    "HGMMA QGMMA IGMMA HMMA QMMA OMMA IMMA DMMA UTCHMMA UTCQMMA UTCOMMA UTCIMMA UTMALDG UTMASTG UTMAREDG "
+    "LDGSTS LDG STG RED ATOMG LDSM STSM LDS STS FFMA FFMA2 HFMA2 DFMA USETMAXREG LDL STL".split()
 )
 SASS_WIDE = ("LDGSTS", "LDG", "STG")
 AMD_WORDS = tuple(
-    "v_mfma v_smfmac v_wmma v_swmmac v_dot buffer_load buffer_store global_load global_load_lds "
-    "global_store global_atomic buffer_atomic ds_read ds_load ds_write ds_store v_fma v_pk_fma "
-    "v_dual_fma scratch_load scratch_store".split()
+    "v_mfma v_mfma_scale v_smfmac v_wmma v_swmmac v_dot buffer_load buffer_store global_load "
+    "global_load_lds global_store global_atomic buffer_atomic ds_read ds_load ds_write ds_store v_fma "
+    "v_pk_fma v_dual_fma scratch_load scratch_store".split()
 )
 AMD_WIDE = ("buffer_load", "buffer_store", "global_load", "global_store")
 

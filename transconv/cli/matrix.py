@@ -241,8 +241,10 @@ KINDS: tuple[tuple[str, str], ...] = (
     ("IGMMA, QGMMA", "asynchronous matrix unit of sm_90, 8-bit integers and floats"),
     ("IMMA, QMMA", "matrix unit, 8-bit integers and floats"),
     ("UTCQMMA", "asynchronous matrix unit of sm_100, 8-bit floats"),
+    ("UTCOMMA, OMMA", "matrix units of sm_100 and sm_120, 4-bit floats in blocks"),
     ("DMMA", "matrix unit, f64 operands"),
     ("v_mfma", "matrix unit of AMD's wave-64 chips"),
+    ("v_mfma_scale", "the same, of elements in blocks with their scales"),
     ("v_wmma", "matrix unit of AMD's wave-32 chips"),
     ("FFMA, FFMA2, DFMA, v_fma, v_pk_fma, v_dual_fma", "multiply-add element by element"),
     ("dpas", "matrix unit of Intel's GPUs (XMX)"),
@@ -332,7 +334,9 @@ for that chip, except where the golden problem names one that is legal there.
 def page_of_chips(rows: Iterable[matrix.ResourceRow], kernels: str = "targets_kernels.md") -> str:
     """The page of all chips in Markdown; ``kernels`` is the page of kernels that it leads to."""
     ordered = sorted(rows, key=matrix.place)
-    return "\n".join([HEAD, _kinds(), _problems(), _summary(ordered, _sorted_versions(ordered), kernels)])
+    versions = _sorted_versions(ordered)
+    parts = [HEAD, _kinds(), _problems(), _in_blocks(ordered), _summary(ordered, versions, kernels)]
+    return "\n".join(parts)
 
 
 def page_of_kernels(rows: Iterable[matrix.ResourceRow]) -> str:
@@ -370,6 +374,30 @@ def _kinds() -> str:
 def _problems() -> str:
     rows = [[c.name, f"`{c.problem}`", c.epilogue, "" if c.boxes else "no boxes"] for c in CASES.values()]
     return "## Golden problems\n\n" + _table(["name", "problem", "forward epilogue", ""], rows)
+
+
+IN_BLOCKS = """## Products in blocks
+
+What multiplies elements of 8 and 4 bits whose neighbours share a scale
+([formats](quantized.md#weights-in-blocks)), as the chip's estimate chooses: a word in bold takes the
+scales itself (`scaled=1`, `tl.dot_scaled`), another one multiplies 16-bit floats that the kernel
+makes. Of two formats the first is the right factor's.
+
+"""
+
+
+def _in_blocks(rows: list[matrix.ResourceRow]) -> str:
+    """The instruction that multiplies, for each format, chip and Triton."""
+    cases = [f"product_{name}" for name in matrix.BLOCKS]
+    found: dict[tuple[str, str], dict[str, str]] = {}
+    for r in rows:
+        if r.case in cases and r.kernel == r.case:
+            word = next((w for w in r.words.split() if "MMA" in w), "")
+            word = next((w for w in reversed(r.words.split()) if w.startswith(("v_mfma", "v_wmma"))), word)
+            shown = f"**{word}**" if "scaled=1" in r.schedule else word
+            found.setdefault((r.target, r.triton), {})[r.case] = shown
+    table = [[*key, *(made.get(c, "-") for c in cases)] for key, made in found.items()]
+    return IN_BLOCKS + _table(["chip", "Triton", *matrix.BLOCKS], table)
 
 
 def _summary(rows: list[matrix.ResourceRow], versions: list[str], kernels: str) -> str:

@@ -9,6 +9,8 @@ from transconv.compute.analysis.axis_roles import axis_strides as axis_strides
 from transconv.compute.analysis.axis_roles import places as places
 from transconv.compute.analysis.axis_roles import touched as touched
 from transconv.compute.analysis.axis_roles import with_roles as with_roles
+from transconv.compute.analysis.block_factors import BlockFactor as BlockFactor
+from transconv.compute.analysis.block_factors import block_factors as block_factors
 from transconv.compute.analysis.pointwise import IDENTITY as IDENTITY
 from transconv.compute.analysis.pointwise import Pointwise as Pointwise
 from transconv.compute.analysis.pointwise import Recorder as Recorder

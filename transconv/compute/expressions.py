@@ -114,7 +114,7 @@ LARGEST_POWER = 8
 LONGEST_SAID = 160  # characters of a text in an error
 # What prints under another name: operations as the function that they call, a choice in the IR's words.
 PRINTED = {"nearest": "round", "ndtr_wide": "ndtr", "select": "where"}
-WHOLE = ("nearest_small",)  # functions of floats that give integers
+WHOLE = ("nearest_small", "exponent")  # functions of floats that give integers
 CODES = ("f4e2m1", "f8e8m0")  # floats by their codes, which are integers
 ROUNDED = ("floor", "ceil", "round")
 NO_FACTS = Facts()

@@ -3,16 +3,28 @@ accesses of each, and the programs that fit a multiprocessor. No constant is fit
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import lru_cache
 from math import prod
 from operator import attrgetter
 from typing import NamedTuple
 
-from transconv.compute import Compute, Value, needed, touched
+from transconv.compute import Compute, Value, block_factors, needed, touched
 from transconv.cost.copies import EpilogueCost, read_behind
 from transconv.cost.fetches import FetchCost, along_sum, elements_of, fetch, stored
 from transconv.cost.issue import slots
-from transconv.ir import View, f32
-from transconv.schedule import INTEGERS, Block, Schedule, Scheduled, counts, in_registers, sides, tile
+from transconv.ir import Const, FloorDiv, View, f32, substitute
+from transconv.schedule import (
+    INTEGERS,
+    Block,
+    Schedule,
+    Scheduled,
+    block_mma,
+    counts,
+    in_registers,
+    sides,
+    tile,
+)
 from transconv.schedule.tiles import shared_memory
 from transconv.target import Target
 
@@ -80,7 +92,7 @@ class LaunchCounts(NamedTuple):
         return LaunchCounts(
             counts.programs(schedule, compute),
             -(-counts.k_steps(schedule, compute) // schedule.split_k),
-            sum([touched(v, compute) for v in (*views, *further_reads(compute))])
+            sum([touched(v, of) for v, of in _reads(schedule, compute, views)])
             + read_behind(schedule, compute).traffic,
             2 * compute.acc.bytes * _partials(schedule, compute, results, each),
         )
@@ -114,7 +126,7 @@ def count(schedule: Schedule, compute: Compute, target: Target) -> Work:
     )
 
 
-OF_TILE = tuple("unit a b c merge pack swap order regs transposers slide warps via".split())
+OF_TILE = tuple("unit a b c merge pack swap scaled order regs transposers slide warps via".split())
 """The words that the counts of a tile depend on."""
 _of_tile = attrgetter(*OF_TILE)
 
@@ -152,6 +164,9 @@ def count_tile(schedule: Schedule, compute: Compute, target: Target) -> Work:
     if wide:
         fetched = tuple(f._replace(through=True) for f in fetched)
     fetched += tuple(fetch(v, schedule, compute, "gather") for v in further_reads(compute))
+    unit = block_mma(compute, target, schedule.swap) if schedule.scaled else None
+    if unit is not None:
+        fetched = tuple(fetch(*one) for one in _shared_reads(schedule, compute))
     blocks = [b for b in schedule.blocks if compute.kind(b.first) == "K"]
     sums = m * n * group
     moved = schedule.unit == "mma" and counts.moves_sums(compute)
@@ -174,20 +189,53 @@ def count_tile(schedule: Schedule, compute: Compute, target: Target) -> Work:
         resident=1,
         traffic=0,
         partial=0,
-        bits=16 if wide else compute.a.tensor.dtype.bits,
+        bits=16 // unit.rate if unit else 16 if wide else compute.a.tensor.dtype.bits,
         transposed=shared_memory.transposed_bytes(schedule, compute),
         shared=compute.size(schedule.slide) if schedule.slide else 1,
         moved=sums * moved,
         whole=sums * whole,
         divided=any(compute.axis(a).extent is not None for b in blocks for a in b.axes[1:]),
         small=small,
-        bytewise=_bytewise(schedule, compute, target),
+        bytewise=0 if unit else _bytewise(schedule, compute, target),
         sized=compute.named is not None,
         exact=(target.backend, compute.math) == ("cuda", "ieee")
         and any(f.var.type.memory is f32 for f in compute.factors or ()),
-        prepared=_prepared(schedule, compute),
+        prepared=0.0 if unit else _prepared(schedule, compute),
         serial=moved and schedule.via == "tl" and 2 * sums > HELD_TWICE * 32 * schedule.warps,
     )
+
+
+def _reads(schedule: Schedule, compute: Compute, views: list[View]) -> list[tuple[View, Compute]]:
+    """The views whose elements a kernel reads and stores, and the computations that they are of."""
+    if not schedule.scaled:
+        return [(v, compute) for v in (*views, *further_reads(compute))]
+    return [(compute.c, compute), *((v, of) for v, _, of, _ in _shared_reads(schedule, compute))]
+
+
+def _shared_reads(schedule: Schedule, compute: Compute) -> list[tuple[View, Schedule, Compute, str]]:
+    """Elements and scales of factors in blocks, as ``fetch`` takes them: what neighbours along an axis
+    share is read once, so that the axis is as much shorter."""
+    factors, found = block_factors(compute), []
+    assert not isinstance(factors, str)
+    for factor in factors:
+        for read, n in ((factor.element, factor.packed), (factor.scale, factor.size)):
+            of = shared(compute, factor.axis, n)
+            blocks = tuple(
+                replace(b, extent=max(1, b.extent // n)) if factor.axis in b.axes else b
+                for b in schedule.blocks
+            )
+            view = of.reads[compute.reads.index(read)].view
+            found.append((view, replace(schedule, blocks=blocks), of, "gather"))
+    return found
+
+
+@lru_cache(maxsize=256)
+def shared(compute: Compute, axis: str, n: int) -> Compute:
+    """The computation along every ``n``-th point of an axis, where views have what n points share."""
+    at, places = compute.axis(axis).var, compute.size(axis) // n
+    each = {FloorDiv(at, Const(n)): at}
+    axes = tuple(replace(x, size=max(1, places)) if x.var is at else x for x in compute.axes)
+    return replace(compute.over(lambda v: substitute(v, each)), axes=axes)
 
 
 def further_reads(compute: Compute) -> tuple[View, ...]:

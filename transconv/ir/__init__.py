@@ -165,6 +165,7 @@ from transconv.ir.stmt import Stmt as Stmt
 from transconv.ir.stmt import Store as Store
 from transconv.ir.stmt import Update as Update
 from transconv.ir.stmt import dot as dot
+from transconv.ir.stmt import dot_scaled as dot_scaled
 from transconv.ir.stmt import partial as partial
 from transconv.ir.stmt import seq as seq
 from transconv.ir.stmt import statements as statements

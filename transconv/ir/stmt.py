@@ -210,7 +210,12 @@ class Func(Node):
     @property
     def multiplies(self) -> bool:
         """Whether this is a matrix product, which adds to its first argument."""
-        return self.name in ("dot", "dot_async")
+        return self.name in ("dot", "dot_async", "dot_scaled")
+
+    @property
+    def takes_scales(self) -> bool:
+        """Whether this multiplies elements with the scales of their blocks."""
+        return self.name == "dot_scaled"
 
     @property
     def leaves(self) -> bool:
@@ -233,6 +238,10 @@ class FuncSpec:
 FUNCS = {
     "dot": FuncSpec(
         ("acc", "a", "b"), "acc[..m, n] += sum over k of a[..m, k] * b[..k, n], summed in the type of acc"
+    ),
+    "dot_scaled": FuncSpec(
+        ("acc", "a", "b", "a_scale", "b_scale"),
+        "dot of elements, two of f4e2m1 in a byte, each times the scale of its block along k",
     ),
     "atomic_add": FuncSpec(
         ("tensor", "offset", "value", "mask"),
@@ -270,6 +279,11 @@ def dot(precision: str) -> Func:
     """A matrix-unit product; ``precision`` is ``tf32``, ``tf32x3`` or ``ieee`` for f32 operands. With tf32
     the unit truncates significands to 10 fraction bits; operands that need rounding are rounded before."""
     return Func("dot", (("precision", precision),))
+
+
+def dot_scaled(a: str, b: str, scales: str) -> Func:
+    """A matrix-unit product of elements of types ``a`` and ``b`` in blocks, with scales of a type."""
+    return Func("dot_scaled", (("a", a), ("b", b), ("scales", scales)))
 
 
 def partial(op: str) -> Func:

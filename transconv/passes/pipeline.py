@@ -123,7 +123,7 @@ STAGES: tuple[Stage, ...] = (
     Pass(
         "lanewise",
         "tiles become vectors, products become calls",
-        lambda k, c: lanewise.lanewise(k, c.schedule, c.dot_precision),
+        lambda k, c: lanewise.lanewise(k, c.schedule, c.compute, c.dot_precision),
         optional=False,
         level="lanes",
         scheduled=True,

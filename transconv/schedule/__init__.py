@@ -71,6 +71,7 @@ from transconv.schedule.tiles.shared_memory import told_behind as told_behind
 from transconv.schedule.tiles.shared_memory import transposed_bytes as transposed_bytes
 from transconv.schedule.tiles.shared_memory import why_not_behind as why_not_behind
 from transconv.schedule.word_rules import MOST_WRITTEN as MOST_WRITTEN
+from transconv.schedule.word_rules import block_mma as block_mma
 from transconv.schedule.word_rules import why_not_early as why_not_early
 from transconv.schedule.words import PRICED as PRICED
 from transconv.schedule.words import PROPOSING as PROPOSING

@@ -516,6 +516,7 @@ ASKED: tuple[Rule, ...] = (
     rules.why_not_regs,
     rules.why_not_matrix_unit,
     rules.why_not_subtiles,
+    rules.why_not_scaled,
     rules.why_not_slide,
     _fits,
     rules.why_not_reduce,

@@ -86,6 +86,7 @@ class Schedule(_Hashed):
     unroll: int = _DEFAULTS["unroll"]
     regs: str = _DEFAULTS["regs"]
     subtiles: int = _DEFAULTS["subtiles"]
+    scaled: int = _DEFAULTS["scaled"]
     late: int = _DEFAULTS["late"]
     consumers: int = _DEFAULTS["consumers"]
     transposers: int = _DEFAULTS["transposers"]

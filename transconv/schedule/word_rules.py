@@ -10,9 +10,9 @@ from __future__ import annotations
 from functools import lru_cache
 from math import inf, prod
 
-from transconv.compute import Compute, Read, Reduction, places
+from transconv.compute import Compute, Read, Reduction, block_factors, places
 from transconv.ir import TRUE, Cast, f32, f64, walk
-from transconv.schedule.counts import LONGEST, by_tile, k_steps, lanes, tile
+from transconv.schedule.counts import LONGEST, WARP_GROUP, by_tile, k_steps, lanes, tile
 from transconv.schedule.schedule import Block, Schedule
 from transconv.schedule.tiles import packing
 from transconv.schedule.tiles.boxes import rows_of
@@ -20,8 +20,8 @@ from transconv.schedule.tiles.merging import why_not_merged
 from transconv.schedule.tiles.partial_results import carried
 from transconv.schedule.tiles.shared_memory import transposed_bytes
 from transconv.schedule.words import has_rows, in_registers, is_framed, letters, widens
-from transconv.support import has_wide_views, triton_version
-from transconv.target import Target
+from transconv.support import has_wide_views, triton_release, triton_version
+from transconv.target import BlockMma, Target
 
 MOST_WRITTEN = 128  # more take too long to compile and too many registers
 """The most positions that ``regs`` may write out."""
@@ -180,12 +180,12 @@ def why_not_subtiles(c: Schedule, compute: Compute, target: Target) -> str | Non
 
 
 def why_not_matrix_unit(c: Schedule, compute: Compute, target: Target) -> str | None:
-    return None if c.unit != "mma" else _why_not_tile(c.blocks, compute, target) or None
+    return None if c.unit != "mma" else _why_not_tile(c.blocks, compute, target, c.scaled) or None
 
 
 @by_tile
-def _why_not_tile(blocks: tuple[Block, ...], compute: Compute, target: Target) -> str:
-    """Why the matrix unit multiplies no tile of these blocks, whatever the words are; else empty."""
+def _why_not_tile(blocks: tuple[Block, ...], compute: Compute, target: Target, scaled: int) -> str:
+    """Why the matrix unit multiplies no tile of these blocks, whatever the other words are; else empty."""
     c = Schedule(blocks)
     if "mma" not in target.features:
         return f"{target.name} has no matrix unit"
@@ -201,7 +201,7 @@ def _why_not_tile(blocks: tuple[Block, ...], compute: Compute, target: Target) -
             )
     if tile(c, compute, "B") > 1:
         return "a tile for the matrix unit covers one group"
-    if compute.prologue and (reason := _uneven(c, compute)):
+    if compute.prologue and not scaled and (reason := _uneven(c, compute)):
         return reason
     return _lanes_of_factors(c, compute) or ""
 
@@ -227,6 +227,76 @@ def _why_not_multiplied(compute: Compute, target: Target) -> str | None:
 def _least(compute: Compute, target: Target) -> tuple[int, int, int]:
     """The smallest sides M, N and K of a tile for the matrix unit."""
     return 16, 16, target.least_steps(*(f.var.type for f in compute.factors or ()))
+
+
+def why_not_scaled(c: Schedule, compute: Compute, target: Target) -> str | None:
+    """The rule of the word: None if the matrix unit multiplies a tile's elements with their scales."""
+    if not c.scaled:
+        return None
+    if c.unit != "mma" or c.via != "tl" or c.subtiles > 1:
+        return "scaled=1: tl has products in blocks, of whole tiles (mma, via=tl, subtiles=1)"
+    factors = block_factors(compute)
+    if isinstance(factors, str):
+        return f"scaled=1: {factors}"
+    reason = _why_not_in_blocks(c.blocks, compute, target, c.order, c.swap) or None
+    if reason is None and ASYNCHRONOUS in target.features and c.warps < WARP_GROUP:
+        return f"scaled=1: {WARP_GROUP} warps multiply blocks together, not {c.warps}"
+    return reason
+
+
+ASYNCHRONOUS = "tcgen05"  # the unit that takes scales of blocks and is issued by a group of warps
+
+
+def block_mma(compute: Compute, target: Target, swap: int = 0) -> BlockMma | None:
+    """The matrix instruction of a chip that multiplies a computation's factors in blocks, or None."""
+    factors = block_factors(compute)
+    if isinstance(factors, str):
+        return None
+    left, right = (8 // f.packed for f in (reversed(factors) if swap else factors))
+    return target.block_mma((left, right), factors[0].scales, factors[0].size)
+
+
+@by_tile
+def _why_not_in_blocks(
+    blocks: tuple[Block, ...], compute: Compute, target: Target, order: str, swap: int
+) -> str:
+    """``why_not_scaled`` for the words that it depends on, which many schedules share."""
+    factors = block_factors(compute)
+    assert not isinstance(factors, str)
+    (left, right), (axis, size) = factors, (factors[0].axis, factors[0].size)
+    what = f"{left.held} by {right.held} with scales of {left.scales} for {size}"
+    if (unit := block_mma(compute, target, swap)) is None:
+        return (
+            f"scaled=1: the matrix unit of {target.name} does not multiply {what}; at best tl.dot_scaled "
+            "makes 16-bit floats of both there, as scaled=0 does"
+        )
+    if (release := triton_release()) and release < target.blocks_since:
+        since = ".".join(map(str, target.blocks_since))
+        return (
+            f"scaled=1: Triton {triton_version()} has no products in blocks on {target.name}, {since} has"
+        )
+    summed = [b for b in blocks if compute.kind(b.first) == "K" and b.extent > 1]
+    along = max(summed, key=lambda b: _place(b.last, compute, order), default=None)
+    if along is None or along.last != axis or along.extent % size:
+        return (
+            f"scaled=1: {size} neighbours along {axis} share a scale; expected a multiple of {size} of it "
+            f"as the innermost block of the sum, such as {axis}:{max(size, unit.least[0][2])}"
+        )
+    if compute.size(axis) % (size if len(along.axes) > 1 else max(f.packed for f in factors)):
+        return f"scaled=1: a block of {along} has elements of several rows of {axis}"
+    tiles = [tile(Schedule(blocks), compute, kind) for kind in ("NMK" if swap else "MNK")]
+    if not any(all(n >= least for n, least in zip(tiles, sides, strict=True)) for sides in unit.least):
+        wanted = " or ".join("x".join(map(str, sides)) for sides in unit.least)
+        return f"scaled=1: {what} take a tile of {wanted} or more (left, right, sum), not " + "x".join(
+            map(str, tiles)
+        )
+    return ""
+
+
+def _place(axis: str, compute: Compute, order: str) -> int:
+    """Where an axis stands among those of the sum."""
+    names = order.split(".") if order else [x.name for x in compute.axes_of("K")]
+    return names.index(axis)
 
 
 def _uneven(c: Schedule, compute: Compute) -> str | None:

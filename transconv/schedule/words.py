@@ -322,6 +322,15 @@ WORDS: tuple[Word, ...] = (
         draw=(),
     ),
     Word(
+        "scaled",
+        0,
+        "1 gives the matrix unit elements of 8 and 4 bits with the scales of their blocks "
+        "(`tl.dot_scaled`); 0 multiplies elements by scales first (`mma`, `tl`).",
+        (0, 1),
+        "the matrix unit takes the scales of blocks (1) or not (0)",
+        draw=(),
+    ),
+    Word(
         "late",
         0,
         "1 keeps one partial sum per lane and reduces across lanes after the last step, or "

@@ -32,6 +32,7 @@ from transconv.support.knobs import DIRECT as DIRECT
 from transconv.support.knobs import __version__ as __version__
 from transconv.support.knobs import has_wide_views as has_wide_views
 from transconv.support.knobs import is_direct as is_direct
+from transconv.support.knobs import triton_release as triton_release
 from transconv.support.knobs import triton_version as triton_version
 from transconv.support.python_functions import defined as defined
 from transconv.support.python_functions import executed as executed

@@ -36,8 +36,12 @@ def is_direct() -> bool:
 def has_wide_views() -> bool:
     """Whether the installed Triton takes a view of shared memory that is larger than what it is a view of,
     as steps that share boxes need (``slide=``): 3.8 and 3.9 refuse it."""
-    release = [int(n) for n in re.findall(r"\d+", triton_version())[:2]]
-    return release < [3, 8]
+    return triton_release() < (3, 8)
+
+
+def triton_release() -> tuple[int, ...]:
+    """The release of Triton that is installed, as (3, 7, 1); empty if there is none."""
+    return tuple(int(n) for n in re.findall(r"\d+", triton_version())[:3])
 
 
 @functools.cache

@@ -3,6 +3,7 @@
 In: a name or a device. Out: a Target. Knows: element types and the environment, nothing of computations.
 """
 
+from transconv.target.matrix_units import BlockMma as BlockMma
 from transconv.target.records import CARDS as CARDS
 from transconv.target.records import L2_GBS as L2_GBS
 from transconv.target.records import TARGETS as TARGETS

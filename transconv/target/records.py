@@ -12,12 +12,11 @@ from __future__ import annotations
 import functools
 import re
 from dataclasses import dataclass, replace
-from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 from transconv.ir import DType, bf16, f8e4m3, f8e5m2, f16, f32, f64, i8
-from transconv.support import ScheduleError, Unsupported, knobs, nearest
-from transconv.target.matrix_units import Mma, families, sums
+from transconv.support import ScheduleError, Unsupported, knobs, nearest, triton_release
+from transconv.target.matrix_units import BLOCKS, BlockMma, Mma, families, sums
 
 if TYPE_CHECKING:
     import torch
@@ -116,9 +115,7 @@ SM90 = Rates(
     )
 )
 
-
 KIB, MIB = 1 << 10, 1 << 20
-
 FEATURES = ("mma", "async_copy", "box", "wgmma", "tcgen05", "early")
 ANY_F32 = ("tf32", "tf32x3", "ieee")
 IEEE = ("ieee",)
@@ -151,7 +148,8 @@ class Target:
     ``CUBLAS_WORKSPACE_CONFIG`` says otherwise (torch 2.13, CublasHandlePool.cpp).
     ``without``: element types that its kernels cannot have. ``since``: the oldest release of Triton whose
     kernels may run on it, empty for any, and ``why_since``: what those of earlier ones do there.
-    ``compiled_since``: the oldest one that the compile matrix compiles for it."""
+    ``compiled_since``: the oldest one that the compile matrix compiles for it; ``blocks_since``: that has
+    products in blocks for it, empty if its matrix unit takes no scales of blocks."""
 
     name: str
     backend: str  # "cuda", "hip", "xpu" or "interpreter"
@@ -176,6 +174,7 @@ class Target:
     since: tuple[int, ...] = ()
     why_since: str = "may read outside of their tensors"
     compiled_since: tuple[int, ...] = ()
+    blocks_since: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         return self.name
@@ -197,6 +196,12 @@ class Target:
             return None
         found = (f.of(a.bits) for f in families(self.backend, self.warp_size, self.features))
         return next((m for m in found if m is not None), None)
+
+    def block_mma(self, bits: tuple[int, int], scales: str, size: int) -> BlockMma | None:
+        """The matrix instruction that multiplies elements of so many bits in blocks, or None."""
+        units = families(self.backend, self.warp_size, self.features) if self.blocks_since else ()
+        rows = (m for unit in units for m in BLOCKS.get(unit.name, ()))
+        return next((m for m in rows if m.takes(bits, scales, size)), None)
 
     def least_steps(self, a: DType, b: DType) -> int:
         """The least steps of a sum that a dot of these operand types takes: 256 bits on NVIDIA's and
@@ -284,6 +289,7 @@ def _cuda(
     *features: str,
     dtypes: tuple[DType, ...] = (),
     since: tuple[int, ...] = (),
+    blocks: tuple[int, ...] = (),
 ) -> Target:
     return Target(
         f"sm_{arch}",
@@ -302,6 +308,7 @@ def _cuda(
         link_gbs=50.0 if arch >= 90 else 25.0,  # assumed: PCI Express 5.0 and 4.0 carry 63 and 31.5
         products_bytes=32 * MIB if arch // 10 in (9, 10, 12) else 2 * 4096 * KIB + 8 * 16 * KIB,
         since=since,
+        blocks_since=(3, 6) if "tcgen05" in features else blocks,
     )
 
 
@@ -367,6 +374,7 @@ def _hip(
         precisions,
         lane_regs=0 if "async_copy" in features else 8 * warp_size,
         products_bytes=(128 if arch.startswith(("gfx94", "gfx95")) else 32) * MIB,
+        blocks_since=(3, 6) if arch == "gfx950" else (),
     )
 
 
@@ -381,9 +389,9 @@ TARGETS: dict[str, Target] = {
         _cuda(100, 148, 227 * KIB, 126, 8000, 2250, "box", "tcgen05", dtypes=(f64,), since=(3, 7, 1)),
         # B300. Products of i8 have a thirtieth of B200's rate there, which the record does not have.
         _cuda(103, 148, 227 * KIB, 126, 8000, 2250, "box", "tcgen05", dtypes=(f64,), since=(3, 7, 1)),
-        _cuda(120, 170, 99 * KIB, 96, 1792, 209.5, "box"),  # RTX 5090
+        _cuda(120, 170, 99 * KIB, 96, 1792, 209.5, "box", blocks=(3, 6)),  # RTX 5090
         # GB10 (DGX Spark). Its 16-bit rate is unknown: that of sparse f4 (1000), divided as the 5090's.
-        _cuda(121, 48, 99 * KIB, 24, 273, 62.5, "box"),
+        _cuda(121, 48, 99 * KIB, 24, 273, 62.5, "box", blocks=(3, 9)),  # 3.6 makes 16-bit floats of them
         _hip("gfx90a", 64, 110, 64 * KIB, 131072, 8, 1638, 191.5),  # MI250X, one die
         _hip("gfx942", 64, 304, 64 * KIB, 131072, 32, 5300, 1307, precisions=("tf32", "ieee")),  # MI300X
         _hip("gfx950", 64, 256, 160 * KIB, 131072, 32, 8000, 2516, "async_copy"),  # MI355X
@@ -420,6 +428,7 @@ TARGETS: dict[str, Target] = {
             frozenset({f16, bf16, f32, f64, i8, *F8}),
             ANY_F32,
             upcast16=True,
+            blocks_since=(3, 9),  # 3.6 does not interpret tl.dot_scaled
         ),
     )
 }
@@ -540,14 +549,6 @@ def _of_gpu(index: int) -> Target:
 
     is_hip = torch.version.hip is not None
     return from_properties(torch.cuda.get_device_properties(index), is_hip)
-
-
-def triton_release() -> tuple[int, ...]:
-    """The release of Triton that is installed, as (3, 7, 1); empty if there is none."""
-    try:
-        return tuple(int(n) for n in re.findall(r"\d+", metadata.version("triton"))[:3])
-    except metadata.PackageNotFoundError:
-        return ()
 
 
 def expect_release(record: Target, card: str = "") -> None:

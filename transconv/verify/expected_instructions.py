@@ -55,6 +55,7 @@ class KernelFacts:
     stages: int
     sums_only: bool
     atomic: bool
+    scaled: bool = False
 
     @property
     def cuda(self) -> bool:
@@ -100,6 +101,7 @@ def facts(schedule: Schedule, compute: Compute, target: Target, precision: str) 
         schedule.stages,
         compute.b is None,
         schedule.split_k > 1 and schedule.reduce == "atomic",
+        bool(schedule.scaled),
     )
 
 
@@ -142,8 +144,25 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         lambda f: f.matrix and f.cuda and not f.exact32,
-        ("HMMA", "HGMMA", "UTCHMMA", "IMMA", "IGMMA", "QMMA", "QGMMA", "UTCQMMA", "UTCIMMA"),
+        (
+            "HMMA",
+            "HGMMA",
+            "UTCHMMA",
+            "IMMA",
+            "IGMMA",
+            "QMMA",
+            "QGMMA",
+            "OMMA",
+            "UTCQMMA",
+            "UTCOMMA",
+            "UTCIMMA",
+        ),
         "the schedule says mma",
+    ),
+    Rule(
+        lambda f: f.scaled,
+        ("UTCQMMA", "UTCOMMA", "QMMA", "OMMA", "v_mfma_scale"),
+        "the schedule says scaled=1: the matrix unit multiplies elements of 8 or 4 bits",
     ),
     Rule(
         lambda f: f.matrix and f.backend == "hip" and f.lanes == 64, ("v_mfma",), "the schedule says mma"

@@ -20,8 +20,10 @@ from dataclasses import astuple, dataclass, field, fields, replace
 from pathlib import Path
 
 from transconv.backend_triton import Answer, CompileFailure, CompileJob, Resources
+from transconv.compute import Compute, parse
 from transconv.conv import CompiledDirection, ConvProblem, ConvWorkload, Epilogue, Prop, compiler, marked
-from transconv.runtime import build, job_of
+from transconv.ir import DType
+from transconv.runtime import PlanStep, build, build_compute, job_of
 from transconv.schedule import Schedule
 from transconv.selection.proposals import heuristics
 from transconv.support import AddressError, ScheduleError, read_named
@@ -31,9 +33,10 @@ from transconv.verify.expected_instructions import Expected, expected
 
 @dataclass(frozen=True, slots=True)
 class MatrixCase:
-    """A problem, of any size where it has question marks, and how it is asked for. ``schedules``: of the
-    directions that have a fixed one; ``epilogue`` is the forward direction's; ``boxes``: whether the copy
-    engine may be used (it may not where a tensor is misaligned); ``ways``: the directions."""
+    """A problem, of any size where it has question marks, or the file of a computation, and how it is
+    asked for. ``schedules``: of the directions that have a fixed one; ``epilogue`` is the forward
+    direction's; ``boxes``: whether the copy engine may be used (it may not where a tensor is misaligned);
+    ``ways``: the directions, which a computation has not."""
 
     name: str
     problem: str
@@ -42,7 +45,22 @@ class MatrixCase:
     boxes: bool = True
     ways: tuple[Prop, ...] = tuple(Prop)
 
+    @property
+    def compute(self) -> Compute | None:
+        """The computation of a file."""
+        return parse((ROOT / self.problem).read_text()) if self.problem.endswith(".txt") else None
 
+    @property
+    def dtypes(self) -> tuple[DType, ...]:
+        """The types that its tensors have."""
+        if (compute := self.compute) is not None:
+            return tuple(t.dtype for t in compute.tensors)
+        return ConvProblem.parse(marked(self.problem)[0]).dtypes
+
+
+ROOT = Path(__file__).parents[2]  # of the repository
+BLOCKS = ("mxfp8", "mxfp4_mxfp8", "mxfp4", "nvfp4")
+"""The formats of products in blocks, which are computations: weights, and inputs if they are others."""
 DENSE = "mb32ic64ih56oc64oh56kh3ph1"
 CASES: dict[str, MatrixCase] = {
     c.name: c
@@ -154,6 +172,7 @@ CASES: dict[str, MatrixCase] = {
         ),
     )
 }
+CASES |= {f"product_{n}": MatrixCase(f"product_{n}", f"docs/examples/product_{n}.txt") for n in BLOCKS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,28 +193,33 @@ def planned(case: MatrixCase, target: Target) -> list[Planned]:
     """Every kernel of a case for a chip, direction by direction; none where the chip has no such types.
     Raises Unsupported for a direction with no legal schedule at all."""
     made: list[Planned] = []
+    if any(target.why_not_held(t) for t in case.dtypes):
+        return made
+    if (compute := case.compute) is not None:
+        plan = build_compute(compute, target)
+        return [_planned(case, "compute", step, target, compute.math) for step in plan.steps]
     plain, names = marked(case.problem)
     problem = ConvProblem.parse(plain)
-    if any(target.why_not_held(t) for t in problem.dtypes):
-        return made
     if not case.boxes:
         target = replace(target, features=target.features - {"box"})
     for way in case.ways:
         epilogue = Epilogue.parse(case.epilogue if way is Prop.FWD else "")
         for step in _plan(case, ConvWorkload(problem, way, epilogue, names), target).steps:
-            made.append(
-                Planned(
-                    case.name,
-                    way.value,
-                    step.compute.name,
-                    target.name,
-                    str(step.schedule),
-                    target.shared_bytes,
-                    job_of(step, target),
-                    expected(step.schedule, step.compute, target, problem.math),
-                )
-            )
+            made.append(_planned(case, way.value, step, target, problem.math))
     return made
+
+
+def _planned(case: MatrixCase, way: str, step: PlanStep, target: Target, math: str) -> Planned:
+    return Planned(
+        case.name,
+        way,
+        step.compute.name,
+        target.name,
+        str(step.schedule),
+        target.shared_bytes,
+        job_of(step, target),
+        expected(step.schedule, step.compute, target, math),
+    )
 
 
 def _plan(case: MatrixCase, workload: ConvWorkload, target: Target) -> CompiledDirection:

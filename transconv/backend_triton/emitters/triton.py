@@ -334,6 +334,14 @@ class TlEmitter(ExprSpeller):
             precision += f", max_num_imprecise_acc={steps}"
         return [f"{acc.name} = tl.dot({self.text(a)}, {self.text(b)}, {acc.name}{precision})"]
 
+    def call_dot_scaled(self, s: ir.FuncCall) -> list[str]:
+        acc, a, b, a_scale, b_scale = (self.text(e) for e in s.args if isinstance(e, ir.Expr))
+        left, right = (f'"{s.func.attr(x).removeprefix("f8").removeprefix("f4")}"' for x in "ab")
+        assert isinstance(s.args[0], ir.Var)
+        self.products.add(s.args[0])
+        right_scale = f"{self.space}.trans({b_scale})"  # Triton wants rows of scales on both sides
+        return [f"{acc} = tl.dot_scaled({a}, {a_scale}, {left}, {b}, {right_scale}, {right}, {acc})"]
+
     def call_atomic_add(self, s: ir.FuncCall) -> list[str]:
         tensor, offset, value, mask = s.args
         assert isinstance(tensor, ir.Tensor) and isinstance(offset, ir.Expr)

@@ -494,6 +494,17 @@ CALLS: dict[str, Callee] = {
         takes=(f32, i32, i32),
         slots=4.0,
     ),
+    "exponent": Callee(
+        1,
+        packed_bytes.exponent_in_numpy,
+        "exponent",
+        "exponent",
+        helper=packed_bytes.EXPONENT,
+        floats=(32,),
+        off=0.0,
+        result=i32,
+        slots=2.0,
+    ),
     # The languages' own division is off by up to two units in the last place in f32.
     "divided": Callee(
         2, np.divide, "divided", "divided", helper=DIVIDED, floats=(32,), off=1.0, slots=8.0

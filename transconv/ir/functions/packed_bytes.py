@@ -129,6 +129,12 @@ def f8e8m0(code):
     bits = {tl}.where(code == 0, 4194304, {tl}.where(code == 255, 2143289344, code << 23))
     return bits.to({tl}.float32, bitcast=True)
 '''
+EXPONENT = '''
+@{jit}
+def exponent(x):
+    """That of a float of 32 bits as it is held: 127 of 1, 0 below normal numbers, 255 beyond them."""
+    return (x.to({tl}.int32, bitcast=True) >> 23) & 255
+'''
 _F4E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
 
 
@@ -141,6 +147,24 @@ def f8e8m0_in_numpy(code: Array) -> Array:
     """The powers of two with these codes."""
     code = np.asarray(code, np.int64)
     return np.where(code == 255, np.nan, np.ldexp(1.0, code - 127)).astype(np.float32)
+
+
+def exponent_in_numpy(x: Array) -> Array:
+    """The exponents of floats of 32 bits as they are held."""
+    return np.asarray((np.asarray(x, np.float32).view(np.int32) >> 23) & 255)
+
+
+def in_blocks(elements: Array, held: str, scale: Array, scales: str, axis: int) -> Array:
+    """Elements, two of ``f4e2m1`` in a byte, times the scales of equal blocks of them along an axis."""
+    if held == "f4e2m1":
+        codes = np.asarray(elements, np.uint8)
+        halves = np.stack([codes & 15, codes >> 4], axis + 1)
+        elements = f4e2m1_in_numpy(
+            halves.reshape([n * (1 + (i == axis)) for i, n in enumerate(codes.shape)])
+        )
+    powers = f8e8m0_in_numpy(scale) if scales == "f8e8m0" else scale
+    size = elements.shape[axis] // powers.shape[axis]
+    return np.asarray(elements * np.repeat(powers, size, axis), np.float32)
 
 
 CODES = {"f4e2m1": (f4e2m1_in_numpy, F4E2M1), "f8e8m0": (f8e8m0_in_numpy, F8E8M0)}

@@ -27,6 +27,7 @@ import numpy as np
 from transconv.ir import stmt as st
 from transconv.ir.dtype import multiplied_as, tf32
 from transconv.ir.expr import Expr, Var
+from transconv.ir.functions.packed_bytes import in_blocks
 from transconv.ir.functions.rounding import convert
 from transconv.ir.interp.evaluate import Array, Evaluator, Fault, InterpError, Memory, contract
 from transconv.ir.interp.execution import Execution
@@ -127,6 +128,8 @@ class _KernelRun(Execution):
                     self.eval.forbid(~holds.astype(np.bool_), "the assumption does not hold")
                 case "dot", (Var() as acc, Expr() as a, Expr() as b):
                     self._dot(acc, a, b, s.func.attr("precision"))
+                case "dot_scaled", (Var() as acc, *operands):
+                    self._dot_scaled(acc, s.func, [e for e in operands if isinstance(e, Expr)])
                 case _:
                     raise Fault(f"no meaning is known for {name} with {len(args)} such arguments")
 
@@ -137,8 +140,27 @@ class _KernelRun(Execution):
         if multiplied_as(a.dtype, precision) is tf32:
             x, y = _cut(x), _cut(y)
         old = self.eval.env[acc]  # also if busy: products in flight are added in order
+        self._assign(acc, old + contract(x, y, self._summed(old), old.dtype))
+
+    def _summed(self, acc: Array) -> list[int]:
+        """The axes of lanes that an accumulator lacks."""
         loops = {f.axis for f in self.frames if f.axis is not None}
-        summed = [i for i in range(self.eval.rank) if old.shape[i] == 1 and i not in loops]
+        return [i for i in range(self.eval.rank) if acc.shape[i] == 1 and i not in loops]
+
+    def _dot_scaled(self, acc: Var, func: st.Func, operands: list[Expr]) -> None:
+        """Elements along k lie on the first axis of those that are summed, whatever lanes they have."""
+        if acc not in self.allocated:
+            raise Fault(f"{acc.name} is updated but not allocated")
+        old = self.eval.env[acc]
+        along, *_ = summed = self._summed(old)
+
+        def laid(x: Array) -> Array:
+            own = [i for i in summed if x.shape[i] > 1]
+            return np.swapaxes(x, along, own[0]) if own else x
+
+        a, b, *scales = map(laid, self.eval.compute_all(*operands))
+        held = zip((a, b), (func.attr("a"), func.attr("b")), scales, strict=True)
+        x, y = (in_blocks(e, name, s, func.attr("scales"), along) for e, name, s in held)
         self._assign(acc, old + contract(x, y, summed, old.dtype))
 
     # ---- shared memory and roles ----

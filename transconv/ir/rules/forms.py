@@ -344,6 +344,11 @@ def lanes_agree(site: Site) -> Iterator[str]:
                     yield f"the lanes {_names(wrong)} run along a side of the tile and are summed over"
                 if lone := (left ^ right) - has:
                     yield f"only one of a and b has the lanes {_names(lone)}, and acc lacks them"
+        case st.FuncCall(func, (ex.Var() as acc, *operands)) if func.takes_scales:
+            has = site.lanes_of(acc)
+            for e in (e for e in operands if isinstance(e, ex.Expr)):
+                if wrong := {x for x in site.lanes_of(e) - has if x.kind not in ("", "K")}:
+                    yield f"the lanes {_names(wrong)} run along a side of the tile and are summed over"
 
 
 def renamed_is_one_to_one(site: Site) -> Iterator[str]:

@@ -183,7 +183,7 @@ def shapes_are_ordered(site: Site) -> Iterator[str]:
 
 def products_are_of_names(site: Site) -> Iterator[str]:
     """The operands of a product are variables, or variables along other lanes."""
-    if isinstance(site.stmt, st.FuncCall) and site.stmt.func.name == "dot":
+    if isinstance(site.stmt, st.FuncCall) and site.stmt.func.name in ("dot", "dot_scaled"):
         for arg in site.stmt.args[1:]:
             value = arg.x if isinstance(arg, (Renamed, Spread)) else arg
             if not isinstance(value, ex.Var):

@@ -21,6 +21,14 @@ With ``late=1`` the accumulator has the lanes of K as well, and they are added o
         for k in 0..16 tile:                    sums = sums + a * b
             acc = acc + a * b               acc = sum(sums, k)
 
+With ``scaled=1`` factors in blocks (compute/analysis/block_factors.py) are not multiplied by their scales.
+What neighbours along K share is loaded once, along a lane for each, and the product takes it as it is.
+
+    k = step*128 + k[0:128]                 a = load(A, ..step*128 + k[0:128]..)
+    a = load(A, ..k..)              ->      r = load(R, ..(step*128 + k_by32[0:4]*32) // 32..)
+    r = load(R, ..k // 32..)                dot_scaled(acc, a, b, r, s)
+    x = bf16(a*f8e8m0(r))
+
 The pass ``upright``: in the epilogue of a product whose sides are exchanged (``swap=1``), the rows of
 the result are the first dimension of the tile again.
 
@@ -42,6 +50,7 @@ from math import gcd, inf
 from typing import Any, NamedTuple
 
 from transconv import ir
+from transconv.compute import BlockFactor, Compute, block_factors
 from transconv.passes.lowering.tile_statistics import Reducing
 from transconv.passes.scope import VariableNames
 from transconv.schedule import Schedule
@@ -51,7 +60,7 @@ AXIS = {"B": 0, "M": 1, "K": 2, "N": 3}
 SWAPPED = {"B": 0, "N": 1, "K": 2, "M": 3}
 
 
-def lanewise(kernel: ir.Kernel, schedule: Schedule, precision: str) -> ir.Kernel:
+def lanewise(kernel: ir.Kernel, schedule: Schedule, compute: Compute, precision: str) -> ir.Kernel:
     """Turn tile loops into lanes. ``precision``: that of products of f32 on the matrix unit."""
     order = SWAPPED if schedule.swap else AXIS
     lanes = {
@@ -59,7 +68,13 @@ def lanewise(kernel: ir.Kernel, schedule: Schedule, precision: str) -> ir.Kernel
         for n in ir.walk(kernel)
         if isinstance(n, ir.For) and n.kind == "tile"
     }
-    return _Vectorise(lanes, schedule, precision).rebuilt(kernel)
+    if not schedule.scaled:
+        return _Vectorise(lanes, schedule, precision).rebuilt(kernel)
+    factors = block_factors(compute)
+    assert not isinstance(factors, str), factors
+    assert compute.factors is not None
+    named = dict(zip((f.var for f in compute.factors), factors, strict=True))
+    return _InBlocks(lanes, schedule, named, VariableNames(kernel)).rebuilt(kernel)
 
 
 class _Vectorise(ir.Mutator):
@@ -90,7 +105,7 @@ class _Vectorise(ir.Mutator):
         self.around.pop()
         return body
 
-    def mutate_Let(self, let: ir.Let) -> ir.Stmt:
+    def mutate_Let(self, let: ir.Let) -> ir.Stmt | None:
         value = ir.substitute(let.value, self.lanes)
         self.scope[let.var] = ir.lanes_of(value, self.scope)
         self.tiles.told[let.var] = value
@@ -180,6 +195,59 @@ class _Vectorise(ir.Mutator):
         for lane in self.late:
             total = ir.Reduce(ir.reducer_of(type(update.value)), total, lane)
         return ir.Let(update.var, total)
+
+
+class _InBlocks(_Vectorise):
+    """``_Vectorise`` for a product of factors in blocks, by the variables that hold them."""
+
+    def __init__(
+        self,
+        lanes: dict[ir.Var, ir.Lane],
+        schedule: Schedule,
+        factors: dict[ir.Var, BlockFactor],
+        names: VariableNames,
+    ) -> None:
+        super().__init__(lanes, schedule, "ieee")
+        self.factors = factors
+        self.summed = next(x for x in lanes.values() if x.kind == "K")
+        self.shared = {v: n for f in factors.values() for v, n in f.neighbours.items() if n > 1}
+        self.by = {
+            n: replace(
+                self.summed, name=names.fresh(f"{self.summed.name}_by{n}"), extent=self.summed.extent // n
+            )
+            for n in sorted({*self.shared.values()})
+        }
+        self.gone: set[ir.Var] = set()  # values of elements and scales, which nothing reads
+
+    def mutate_Let(self, let: ir.Let) -> ir.Stmt | None:
+        read = {*self.gone, *(v for f in self.factors.values() for v in f.neighbours)}
+        if not read.isdisjoint(ir.free_vars(let.value)):
+            self.gone.add(let.var)
+            return None
+        if let.var not in self.shared:
+            return super().mutate_Let(let)
+        value = ir.substitute(let.value, self.lanes)
+        while named := [v for v in ir.free_vars(value) if self.summed in self.scope.get(v, ())]:
+            value = ir.substitute(value, {v: self.tiles.told[v] for v in named})
+        n = self.shared[let.var]
+        value = ir.substitute(value, {self.summed: self.by[n] * n})
+        self.scope[let.var] = ir.lanes_of(value, self.scope)
+        return replace(let, value=value)
+
+    def mutate_Update(self, at: ir.Update) -> ir.Stmt:
+        """``acc = acc + x*w`` becomes a product of what is read."""
+        own = self.scope[at.var]
+        found = [f for v, f in self.factors.items() if v in ir.free_vars(at.value)]
+        seen = [{*self.scope[f.element.var], *self.scope[f.scale.var]} for f in found]
+        alone = [x for x in own if not any(x in lanes for lanes in seen)]
+        sides = [[x for x in own if x in lanes] or alone for lanes in seen]
+        order = sorted(range(len(found)), key=lambda i: sides[i][0].axis)
+        first, second = (found[i] for i in order)
+        read = [getattr(found[i], part).var for part in ("element", "scale") for i in order]
+        operands = (
+            ir.Spread(v, self.side(v, (), sides[i])) for v, i in zip(read, (*order, *order), strict=True)
+        )
+        return ir.FuncCall(ir.dot_scaled(first.held, second.held, first.scales), (at.var, *operands))
 
 
 def upright(kernel: ir.Kernel, schedule: Schedule) -> ir.Kernel:

@@ -18,8 +18,8 @@ equality replaces them, also if the pass ``simplify`` is switched off:
     (0 <= x) & (x < 1)   ->   x == 0
 
 16-bit and 8-bit arithmetic. A target without it (Triton's interpreter computes bf16 on raw bits) gets
-operands cast to f32 as soon as they are loaded or rounded; products of such floats are exact in f32. f64
-becomes bf16 by way of f32 there."""
+operands cast to f32 as soon as they are loaded or rounded; products of such floats are exact in f32. What
+a product in blocks takes stays what it is. f64 becomes bf16 by way of f32 there."""
 
 from __future__ import annotations
 
@@ -37,15 +37,17 @@ FARTHEST = 1 << 24  # a numerator below -FARTHEST is not shifted, because the su
 def final(kernel: ir.Kernel, upcast16: bool = False) -> ir.Kernel:
     """Make every division one that may round down or towards zero, turn bounds that leave one value
     into equalities, and with ``upcast16`` cast 16-bit operands to f32."""
-    body = _Final(upcast16, kernel.sizes).mutate(kernel.body)
+    calls = [s for s in ir.find(kernel, ir.FuncCall) if s.func.takes_scales]
+    taken = {v for s in calls for e in s.args[1:] for v in ir.find(e, ir.Var)}
+    body = _Final(upcast16, kernel.sizes, taken).mutate(kernel.body)
     assert isinstance(body, ir.Stmt)
     return replace(kernel, body=body)
 
 
 class _Final(ScopedMutator):
-    def __init__(self, upcast16: bool, sizes: ir.Sizes | None) -> None:
+    def __init__(self, upcast16: bool, sizes: ir.Sizes | None, taken: set[ir.Var]) -> None:
         super().__init__(sizes)
-        self.upcast16 = upcast16
+        self.upcast16, self.taken = upcast16, taken
         self.cast: dict[ir.Node, ir.Expr] = {}
 
     def mutate(self, at: ir.Node) -> Any:
@@ -60,7 +62,8 @@ class _Final(ScopedMutator):
     def mutate_Let(self, let: ir.Let) -> ir.Stmt:
         value = self.mutate(let.value)
         assert isinstance(value, ir.Expr)
-        if self.upcast16 and value.dtype.kind == "float" and value.dtype.bits <= 16:
+        short = value.dtype.kind == "float" and value.dtype.bits <= 16
+        if self.upcast16 and short and let.var not in self.taken:
             wide = ir.Var(let.var.name, ir.f32)
             self.cast[let.var] = wide
             return ir.Let(wide, ir.Cast(value, ir.f32), let.origin)

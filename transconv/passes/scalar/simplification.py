@@ -259,7 +259,7 @@ class _Dead(ir.Mutator):
         return at
 
     def mutate_FuncCall(self, at: ir.FuncCall) -> ir.Stmt | None:
-        return None if at.func.multiplies and any(map(self.is_zero, at.args[1:])) else at
+        return None if at.func.multiplies and any(map(self.is_zero, at.args[1:3])) else at
 
     def mutate_For(self, loop: ir.For) -> ir.Stmt | None:
         made: ir.Stmt = self.generic(loop)

@@ -21,7 +21,7 @@ from __future__ import annotations
 from functools import lru_cache
 from math import prod
 
-from transconv.compute import Compute, Read, Write, axis_facts
+from transconv.compute import Compute, Read, Write, axis_facts, block_factors
 from transconv.ir import View, free_vars
 from transconv.schedule.counts import by_tile, k_steps, sides
 from transconv.schedule.schedule import Block, Schedule
@@ -41,9 +41,15 @@ def shared_bytes(c: Schedule, compute: Compute) -> int:
     loop = steps > 1 or any(x.extent is not None for x in compute.axes_of("K"))
     stages = max(1, c.stages) if loop or c.via != "tl" or c.programs else 1
     need = transposed_bytes(c, compute) * stages
+    factors = block_factors(compute) if c.scaled else ""
+    packed = (
+        dict.fromkeys("ab", 1)
+        if isinstance(factors, str)
+        else {letter: f.packed for letter, f in zip("ab", factors, strict=True)}
+    )
     for letter, kind, view in (("a", "M", compute.a), ("b", "N", compute.b)):
         times = steps if letter == c.keep else stages
-        each = extents[kind] * extents["K"] * tiles_of_a_stage(view, c, compute)
+        each = extents[kind] * extents["K"] * tiles_of_a_stage(view, c, compute) / packed[letter]
         need += int(times * each * view.tensor.dtype.bytes) if view is not None else 0
     return need
 

@@ -17,7 +17,7 @@ from dataclasses import replace
 from itertools import product
 from math import prod
 
-from transconv.compute import Axis, Compute, Value, axis_strides
+from transconv.compute import Axis, Compute, Value, axis_strides, block_factors
 from transconv.cost import ACCESS, ASYNCHRONOUS, along_sum, is_small, within_groups
 from transconv.ir import DType, View, f32, f64, free_vars, multiplied_as
 from transconv.schedule import (
@@ -27,6 +27,7 @@ from transconv.schedule import (
     Block,
     Schedule,
     Scheduled,
+    block_mma,
     diagonal,
     innermost,
     programs,
@@ -103,6 +104,7 @@ def products(compute: Compute, target: Target) -> Iterator[Schedule]:
     if matrix:
         yield from sliding_down(compute, target)
         yield from _matrix(compute, target)
+        yield from _in_blocks(compute, target)
         yield from _rounded(compute, target)
         if "box" in target.features and (
             compute.a.tensor.dtype.bits <= 16 or multiplied_as(compute.a.tensor.dtype, compute.math).within
@@ -148,6 +150,29 @@ def _matrix(compute: Compute, target: Target) -> Iterator[Schedule]:
             m_block, n_block = Block(m_axes, m), Block(n_axes, n)
             for k_blocks in _summed(compute, k_axes, k, target):
                 yield from _gathered((m_block, n_block, *k_blocks), m * n, compute, target)
+
+
+def _in_blocks(compute: Compute, target: Target) -> Iterator[Schedule]:
+    """Elements and scales of blocks for a matrix unit that takes both (``scaled=1``)."""
+    factors = block_factors(compute)
+    if isinstance(factors, str):
+        return
+    m_ways, n_ways = (fusable(compute.axes_of(kind), compute) for kind in "MN")
+    extents = (16, 32, 64, 128, 256)
+    for swap, m_axes, n_axes in itertools.product((0, 1), m_ways, n_ways):
+        if (unit := block_mma(compute, target, swap)) is None:
+            continue
+        least = [min(row[i] for row in unit.least) for i in ((1, 0, 2) if swap else (0, 1, 2))]
+        axes = (m_axes, n_axes, (factors[0].axis,))
+        sizes = [prod(compute.size(a) for a in names) for names in axes]
+        for tile in itertools.product(extents, extents, (32, 64, 128, 256)):
+            if any(
+                e < few or (e > few and e >= 2 * s) for e, s, few in zip(tile, sizes, least, strict=True)
+            ):
+                continue
+            blocks = tuple(Block(names, e) for names, e in zip(axes, tile, strict=True))
+            for schedule in _gathered(blocks, tile[0] * tile[1], compute, target):
+                yield schedule.with_words(scaled=1, swap=swap)
 
 
 def _rounded(compute: Compute, target: Target) -> Iterator[Schedule]:

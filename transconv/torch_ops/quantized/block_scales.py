@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import prod
+from math import frexp, prod
 from typing import Any
 
 import torch
@@ -29,7 +29,7 @@ import torch.nn.functional as F
 
 from transconv.calls import stats
 from transconv.calls.settings import settings
-from transconv.ir import CALLS, DType
+from transconv.ir import CALLS, DType, bf16
 from transconv.support import TensorError
 from transconv.target import Target
 from transconv.torch_ops import arguments
@@ -51,27 +51,28 @@ def _of_codes(code: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class BlockFormat:
-    """What memory holds means. ``element``, ``scale``: in texts, of ``q`` and ``s``; ``values``: of
-    elements in torch."""
+    """What memory holds means. ``element``, ``scale``: in texts, of what is read; ``values``: of elements
+    in torch."""
 
     element: str
     values: Callable[[Tensor], Tensor]
-    scale: str = "s"
+    scale: str = "{}"
 
 
 FORMATS = {
-    "int4_weight_only": BlockFormat("f32(q - 8)", lambda q: q.float() - 8),
-    "mxfp8": BlockFormat("q", Tensor.float, "f8e8m0(s)"),
-    "mxfp4": BlockFormat("f4e2m1(q)", _of_codes, "f8e8m0(s)"),
-    "nvfp4": BlockFormat("f4e2m1(q)", _of_codes),
+    "int4_weight_only": BlockFormat("f32({} - 8)", lambda q: q.float() - 8),
+    "mxfp8": BlockFormat("{}", Tensor.float, "f8e8m0({})"),
+    "mxfp4": BlockFormat("f4e2m1({})", _of_codes, "f8e8m0({})"),
+    "nvfp4": BlockFormat("f4e2m1({})", _of_codes),
 }
 """The formats, by the names of their kinds."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockWeight:
-    """A weight (oc, ic/groups, *k) as it is held. ``elements``: (oc, *k, channels), of halves with half as
-    many; ``scale``: (oc, *k, blocks), of int4 (oc, blocks); ``tensor_scale``: (1,), f32."""
+    """A weight (oc, ic/groups, *k), or an image (n, c, *i), as it is held. ``elements``: (oc, *k,
+    channels), of halves with half as many; ``scale``: (oc, *k, blocks), of int4 (oc, blocks);
+    ``tensor_scale``: (1,), f32."""
 
     kind: QuantizationScheme
     channels: int
@@ -123,9 +124,10 @@ class BlockWeight:
         held = self.elements
         if self.halves == 2:
             held = torch.stack([held & 15, held >> 4], -1).flatten(-2)
-        scale = self.scale.float().repeat_interleave(self.padded // self.scale.shape[-1], -1)
+        real = powers(self.scale) if self.scale.dtype is torch.uint8 else self.scale.float()
+        scale = real.repeat_interleave(self.padded // self.scale.shape[-1], -1)
         along = scale.view(len(scale), *[1] * (held.dim() - scale.dim()), *scale.shape[1:])
-        made = FORMATS[self.kind.name].values(held) * along
+        made = FORMATS[self.kind.form].values(held) * along
         if self.tensor_scale is not None:
             made = made * self.tensor_scale
         return made[..., : self.channels].to(dtype).movedim(-1, 1)
@@ -160,17 +162,27 @@ class BlockWeight:
             f"    tensor S {self.kind.scale} {[rows, *apart, self.scale.shape[-1]]}",
         ]
 
-    def reads(self, tap: str, of: DType) -> list[str]:
-        """The lines that compute the weight ``w`` of the row ``f``, a tap and the channel ``c``."""
-        form, size = FORMATS[self.kind.name], self.padded // self.scale.shape[-1]
+    def reads(self, tap: str, of: DType, apart: bool = False) -> list[str]:
+        """The lines that compute the weight ``w`` of the row ``f``, a tap and the channel ``c``;
+        ``apart``: without the scale of the tensor."""
         at = "f" if self.scale.dim() == 2 else f"f, {tap}"
+        return self.lines("w", "WSG", (f"f, {tap}", at), of, apart)
+
+    def lines(self, made: str, names: str, at: tuple[str, str], of: DType, apart: bool) -> list[str]:
+        """The lines that compute an element times its scale along the channels ``c``, from the tensors of
+        these names. ``at``: the coordinates of elements and scales before the channel."""
+        form, size = FORMATS[self.kind.form], self.padded // self.scale.shape[-1]
+        more = "" if made == "w" else made
+        p, q, s, g = (f"{letter}{more}" for letter in "pqsg")
         whole, pairs = self.tensor_scale is not None, self.halves == 2
+        held = f"{p} = {names[0]}[{at[0]}, c // 2]" if pairs else f"{q} = {names[0]}[{at[0]}, c]"
+        value = f"{form.element.format(q)}*{form.scale.format(s)}{f'*{g}' * (whole and not apart)}"
         return [
-            f"    read   p = W[f, {tap}, c // 2]" if pairs else f"    read   q = W[f, {tap}, c]",
-            f"    read   s = S[{at}, c // {size}]",
-            *["    read   g = G[0]"] * whole,
-            *["    let    q = where(c % 2 == 0, p % 16, p // 16)"] * pairs,
-            f"    let    w = {of}({form.element}*{form.scale}{'*g' * whole})",
+            f"    read   {held}",
+            f"    read   {s} = {names[1]}[{at[1]}, c // {size}]",
+            *[f"    read   {g} = {names[2]}[0]"] * whole,
+            *[f"    let    {q} = where(c % 2 == 0, {p} % 16, {p} // 16)"] * pairs,
+            f"    let    {made} = {of}({value})",
         ]
 
     def text(self, of: DType) -> str:
@@ -189,7 +201,7 @@ class BlockWeight:
 
 
 def quantised(weight: Tensor, kind: QuantizationScheme, channels: int) -> BlockWeight:
-    """A float weight (oc, ic/groups, *k) in blocks of so many channels."""
+    """A float weight (oc, ic/groups, *k) in blocks of so many channels; powers of two as their codes."""
     size, most = channels, kind.most
     rows = F.pad(weight.detach().float().movedim(1, -1), (0, -weight.shape[1] % size))
     each, whole = rows.reshape(*rows.shape[:-1], -1, size), None
@@ -201,18 +213,31 @@ def quantised(weight: Tensor, kind: QuantizationScheme, channels: int) -> BlockW
         codes = ((each / along).round().clamp(-8, 7) + 8).to(torch.uint8)
         return BlockWeight(kind, weight.shape[1], _pairs(codes.flatten(-2)), scale.contiguous())
     if kind.scale.kind == "int":
-        half, exponent = torch.frexp(highest / most)  # half * 2**exponent
-        codes = (exponent - (half == 0.5).int() + 127).clamp(0, 254).to(torch.uint8)
-        scale = codes.view(torch.float8_e8m0fnu)
-        along = scale.float()
+        half, exponent = torch.frexp(highest)  # half * 2**exponent
+        least, power = frexp(most)
+        codes = torch.where(highest > 0, exponent - power + (half > least).int() + 127, 0).clamp(0, 254)
+        scale = torch.where(highest.isfinite(), codes, 255).to(torch.uint8)
+        near = each * powers(254 - codes).unsqueeze(-1)  # 2**-127 as a divisor might be taken for 0
     else:
-        whole = torch.ldexp(torch.ones(1), torch.frexp(highest.amax() / (most * 448)).exponent.cpu())
-        whole = whole.to(weight.device)
+        whole = scale_of_all(highest.amax(), kind)
         scale = (highest / (most * whole)).clamp(2.0**-9, 448.0).to(torch.float8_e4m3fn)
-        along = scale.float() * whole
-    near = (each / along.unsqueeze(-1)).clamp(-most, most).flatten(-2)
+        near = each / (scale.float() * whole).unsqueeze(-1)
+    near = near.clamp(-most, most).flatten(-2)
     made = _pairs(_code(near)) if kind.weight.kind == "int" else near.to(kind.dtype)
     return BlockWeight(kind, weight.shape[1], made.contiguous(), scale.contiguous(), whole)
+
+
+def powers(codes: Tensor) -> Tensor:
+    """The scales with these codes of f8e8m0."""
+    made = torch.ldexp(torch.ones_like(codes, dtype=torch.float32), codes.int() - 127)
+    return torch.where(codes == 255, torch.nan, made)
+
+
+def scale_of_all(highest: Tensor, kind: QuantizationScheme) -> Tensor:
+    """The scale (1,) of a tensor with this largest element: a power of two."""
+    exponent = torch.frexp(highest.float() / (kind.most * 448)).exponent
+    made = torch.ldexp(torch.ones(1, device=highest.device), exponent)
+    return torch.where(highest.isfinite(), made, torch.nan)
 
 
 def _code(x: Tensor) -> Tensor:
@@ -271,7 +296,7 @@ def multiplied(
         or not image.is_contiguous()
     ):
         return None
-    shape, p = _result(tuple(input.shape), weight.logical, *numbers[:3])
+    shape, p = result_shape(tuple(input.shape), weight.logical, *numbers[:3])
     count = prod(weight.logical)
     target = lower_call.target_of(input.device)
     moved = weight.elements.nbytes + 2 * count * input.element_size()
@@ -295,7 +320,7 @@ def multiplied(
     return made
 
 
-def _result(
+def result_shape(
     input: tuple[int, ...], weight: tuple[int, ...], stride: Any, padding: Any, dilation: Any
 ) -> tuple[tuple[int, ...], Any]:
     """The shape of a result, and the numbers of its convolution, None without positions."""
@@ -307,10 +332,16 @@ def _result(
 
 
 def product_text(
-    image: Tensor, weight: BlockWeight, bias: DType | None, p: Any, made: Tensor, activation: str = ""
+    image: Tensor | BlockWeight,
+    weight: BlockWeight,
+    bias: DType | None,
+    p: Any,
+    made: Tensor,
+    activation: str = "",
 ) -> str:
-    """The computation of a result (n, f, *o), with f innermost or second, from an image (n, *i, c)."""
-    taps, of, tap = weight.logical[2:], lower_call.DTYPES[image.dtype], "0"
+    """The computation of a result (n, f, *o), with f innermost or second, from an image (n, *i, c). If
+    both have blocks, scales of tensors multiply the sum."""
+    taps, tap = weight.logical[2:], "0"
     for i, size in enumerate(taps):
         tap = f"({tap})*{size} + k{i}"
     places = [f"o{i}*{p.stride[i]} + k{i}*{p.dilation[i]} - {p.pad_lo[i]}" for i in range(len(taps))]
@@ -318,20 +349,29 @@ def product_text(
     axes = axes if last else ["n", "f", *axes[1:-1]]
     held = made.movedim(1, -1) if last else made
     summed = {**{f"k{i}": size for i, size in enumerate(taps)}, "c": weight.padded}
-    rows = zip(axes, held.shape, strict=True)
+    rows, at = zip(axes, held.shape, strict=True), ", ".join(["n", *places])
+    if isinstance(image, BlockWeight):
+        x, w = image.lines("x", "XRH", (at, at), bf16, True), weight.reads(tap, bf16, True)
+        tensors = [("X", image.kind.weight, image.elements), ("R", image.kind.scale, image.scale)]
+        scales = [g for g, t in (("gx", image), ("g", weight)) if t.tensor_scale is not None]
+    else:
+        of = lower_call.DTYPES[image.dtype]
+        x, w, scales = [f"    read   x = X[{at}, c]"], weight.reads(tap, of), []
+        tensors = [("X", of, image)]
+    total = "*".join(["total", *scales])
     return "\n".join(
         [
             "compute block_product",
-            f"    tensor X {of} {[*image.shape]}",
+            *(f"    tensor {name} {dtype} {[*t.shape]}" for name, dtype, t in tensors),
             *weight.declared,
             *([] if bias is None else [f"    tensor B {bias} {[made.shape[1]]}"]),
-            f"    tensor Y {of} {[*held.shape]}",
+            f"    tensor Y {lower_call.DTYPES[made.dtype]} {[*held.shape]}",
             "    axes   " + " ".join(f"{a}={n}" for a, n in (*rows, *summed.items())),
-            f"    read   x = X[{', '.join(['n', *places, 'c'])}]",
-            *weight.reads(tap, of),
+            *x,
+            *w,
             *([] if bias is None else ["    read   b = B[f]"]),
             f"    let    total = sum(x*w; {' '.join(summed)})",
-            f"    store  Y[{', '.join(axes)}] = {activation}(total{'' if bias is None else ' + b'})",
+            f"    store  Y[{', '.join(axes)}] = {activation}({total}{'' if bias is None else ' + b'})",
         ]
     )
 

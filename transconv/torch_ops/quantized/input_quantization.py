@@ -18,6 +18,7 @@ A scheme says how convolutions are quantised: the types, and the scales and zero
     int8_weight_only   weights int8, inputs as they are (float16, bfloat16, float32)
     int4_weight_only   weights of 4 bits, inputs as they are (quantized/block_scales.py)
     mxfp8 mxfp4 nvfp4  weights of floats in blocks, inputs as they are (the same)
+    mxfp4_mxfp8 ...    the same, and inputs in blocks of mxfp8 (quantized/block_inputs.py)
 
 Weights are symmetric, with a scale for each output channel; those of int4_weight_only have one for every
 ``group`` of its input channels, or for all where that does not divide them, and those in blocks one for
@@ -27,7 +28,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from operator import or_
 from typing import Any
@@ -275,7 +276,8 @@ def _remember(weight: Tensor, zero: Zero, sums: Tensor) -> None:
 class QuantizationScheme:
     """A way to quantise. ``input``: the type that inputs become, None if they stay; ``most``: the largest
     quantised weight; ``group``: input channels with one scale, of weights in blocks, else 0; ``scale``:
-    the type that holds scales of weights, u8 the exponents of powers of two."""
+    the type that holds scales of weights, u8 the exponents of powers of two; ``weights``, ``inputs``: the
+    kinds whose blocks weights and inputs become, of a kind of both."""
 
     name: str
     weight: DType
@@ -283,6 +285,8 @@ class QuantizationScheme:
     most: float
     group: int = 0
     scale: DType = DTYPES["f32"]
+    weights: str = ""
+    inputs: str = ""
     dtype: torch.dtype = field(init=False)  # the weights'
     input_dtype: torch.dtype | None = field(init=False)  # of quantised inputs
 
@@ -294,6 +298,16 @@ class QuantizationScheme:
         """The input channels with one scale of a weight (oc, ic/groups, *k) in blocks."""
         filled = self.of_floats or weight.shape[1] % self.group == 0
         return self.group if filled else weight.shape[1]
+
+    @property
+    def form(self) -> str:
+        """The kind whose blocks weights become."""
+        return self.weights or self.name
+
+    @property
+    def element_bits(self) -> int:
+        """The bits of an element of a weight."""
+        return 8 if self.weight.kind == "float" or not self.group else 4
 
     @property
     def of_floats(self) -> bool:
@@ -334,6 +348,10 @@ KINDS = {
         QuantizationScheme("mxfp4", _u8, None, 6, 32, _u8),
         QuantizationScheme("nvfp4", _u8, None, 6, 16, _f8),
     )
+}
+KINDS |= {
+    f"{w}_{x}": replace(KINDS[w], name=f"{w}_{x}", weights=w, inputs=x)
+    for w, x in (("mxfp8", "mxfp8"), ("mxfp4", "mxfp8"), ("mxfp4", "mxfp4"), ("nvfp4", "nvfp4"))
 }
 """The ways to quantise, by name."""
 

@@ -78,7 +78,9 @@ def quantize_(
 ) -> QuantizeReport:
     """Quantise the torch.nn convolutions of ``model`` in place: ``"int8"``, ``"fp8"``,
     ``"int8_weight_only"``, ``"int4_weight_only"`` (see transconv.nn.QuantConv2d), or a configuration of
-    torchao that means one; and with ``"mxfp8"``, ``"mxfp4"`` and ``"nvfp4"`` its linear layers, too.
+    torchao that means one; and with ``"mxfp8"``, ``"mxfp4"`` and ``"nvfp4"`` its linear layers, too, or
+    with ``"mxfp8_mxfp8"``, ``"mxfp4_mxfp8"``, ``"mxfp4_mxfp4"`` and ``"nvfp4_nvfp4"``, where inputs become
+    blocks as well.
 
     ``calibration``: batches, on which the model runs in eval mode to see the range of each convolution's
     inputs (a tuple holds the model's arguments, a dict those by name), or a function that runs the model

@@ -31,7 +31,12 @@ from transconv.torch_ops.arguments import autocast_dtype
 from transconv.torch_ops.calls import lower_call
 from transconv.torch_ops.calls.call_attributes import ConvFunction, is_plain
 from transconv.torch_ops.modules import Convolves, ConvolvesTransposed
-from transconv.torch_ops.quantized import block_scales, input_quantization, quantized_functional
+from transconv.torch_ops.quantized import (
+    block_inputs,
+    block_scales,
+    input_quantization,
+    quantized_functional,
+)
 from transconv.torch_ops.quantized.block_scales import BlockWeight
 from transconv.torch_ops.quantized.input_quantization import (
     KINDS,
@@ -110,6 +115,7 @@ class Quantised:
         if kind.group:
             made = block_scales.quantised(given, kind, kind.channels(given))
             weight, scales, whole = made.elements, made.scale, made.tensor_scale
+            scales = scales.view(torch.float8_e8m0fnu) if kind.scale.kind == "int" else scales
         else:
             weight, scales = quantised_weight(given, self.groups, self.transposed, kind)
         found = {
@@ -208,6 +214,12 @@ class Quantised:
         f: ConvFunction | None = FUNCTIONS.get((len(self.kernel_size), self.transposed))
         if kind.input is None or f is None:
             x = input.to(autocast_dtype(input) or input.dtype)
+            if kind.inputs:
+                more, word = given.keys() - {"activation"}, self.activation
+                found = None if more else block_inputs.multiplied(x, self.blocks, bias, numbers, word)
+                if found is not None:
+                    return found
+                x = block_inputs.rounded(x, kind, self.groups, len(self.kernel_size))
             if f is None:
                 return block_scales.linear(x, self.blocks, bias)
             if kind.group:
@@ -324,7 +336,8 @@ class QuantConvTranspose3d(Quantised, ConvolvesTransposed, torch.nn.ConvTranspos
 
 
 class QuantLinear(Quantised, torch.nn.Linear):
-    """torch.nn.Linear with a weight in blocks of floats: "mxfp8", "mxfp4" or "nvfp4"."""
+    """torch.nn.Linear with a weight in blocks of floats, "mxfp8", "mxfp4" or "nvfp4", or with inputs in
+    blocks as well, such as "mxfp4_mxfp8"."""
 
     transposed = False  # as a convolution without positions
     groups = 1
