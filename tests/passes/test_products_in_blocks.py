@@ -241,7 +241,9 @@ def test_what_is_not_in_blocks(old: str, new: str, reason: str) -> None:
 
 def test_sizes_of_rows_may_be_arguments() -> None:
     text = (
-        Product("f8", "f8", m=40).text().replace("compute product", "compute product\n    sizes  M=40 in 1..4096")
+        Product("f8", "f8", m=40)
+        .text()
+        .replace("compute product", "compute product\n    sizes  M=40 in 1..4096")
     )
     text = text.replace("f8e4m3 [40, 128]", "f8e4m3 [M, 128]").replace("u8 [40, 4]", "u8 [M, 4]")
     product = Product("f8", "f8", m=40)

