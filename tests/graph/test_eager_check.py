@@ -4,6 +4,7 @@ caller is told, and the report has the operation."""
 from __future__ import annotations
 
 import inspect
+import itertools
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 import torch
 import torch._inductor
@@ -512,3 +514,24 @@ def test_windows_of_nothing_but_the_padding_value(dims: int, share: float) -> No
     pool(each[1] * 1.0, 3, 2, 1).backward(given)
     assert not wrong(run)
     torch.testing.assert_close(each[0].grad, each[1].grad)
+
+
+@pytest.mark.parametrize("shape", [(64, 2), (2, 64), (3, 8, 5)])
+def test_variances_in_f64_are_of_two_passes(shape: tuple[int, ...]) -> None:
+    """torch's own, of one pass, lose the digits of a mean that is far from zero: they are no reference."""
+    torch.manual_seed(0)
+    x = 11.5 + 0.01 * torch.randn(*shape, dtype=torch.float64)
+    for dims, less, keep in itertools.product((None, [0], [-1]), (None, 0, 1.5), (False, True)):
+        given = {"correction": less, "keepdim": keep}
+        found, mean = fx_reference.EXACT[torch.ops.aten.var_mean](x, dims, **given)
+        torchs, means = torch.ops.aten.var_mean.correction(x, dims, **given)
+        torch.testing.assert_close((found, mean), (torchs, means), rtol=1e-8, atol=0)
+        wide, axes = x.numpy().astype(np.longdouble), None if dims is None else tuple(dims)
+        exact = wide.var(axes, ddof=1 if less is None else less, keepdims=keep)  # type: ignore[arg-type]
+        assert np.allclose(found.numpy(), exact.astype(np.float64), rtol=1e-14, atol=0)
+        assert torch.equal(fx_reference.EXACT[torch.ops.aten.var](x, dims, **given), found)
+    one = torch.ones(3, 1, dtype=torch.float64)
+    assert (
+        fx_reference.EXACT[torch.ops.aten.var](one, [1]).isnan().all()
+        and torch.var(one, [1]).isnan().all()
+    )

@@ -391,8 +391,27 @@ def _hardswish_backward(g: Tensor, x: Tensor) -> Tensor:
     return torch.where(x.abs() < 3, g * (x / 3 + 0.5), aten.hardswish_backward(g, x))
 
 
-# Operators of f64 without the difference, or the sixth in f32, by which torch's own lose digits.
+def _var_mean(
+    x: Tensor, dim: Sequence[int] | None = None, *, correction: float | None = None, keepdim: bool = False
+) -> tuple[Tensor, Tensor]:
+    if x.is_complex():
+        made: tuple[Tensor, Tensor] = aten.var_mean.correction(
+            x, dim, correction=correction, keepdim=keepdim
+        )
+        return made
+    dims = [*(dim or range(x.dim()))]
+    mean = x.mean(dims, keepdim=True)
+    away = x - mean
+    less = 1.0 if correction is None else correction
+    count = max(x.numel() / max(mean.numel(), 1) - less, 0.0)
+    return (away * away).sum(dims, keepdim) / count, x.mean(dims, keepdim)
+
+
+# Operators of f64 without the difference, the moments of one pass, or the sixth in f32, by which torch's
+# own lose digits.
 EXACT: dict[Any, Any] = {
+    aten.var: lambda *given, **named: _var_mean(*given, **named)[0],
+    aten.var_mean: _var_mean,
     aten.gelu: _gelu,
     aten.gelu_backward: _gelu_backward,
     aten.special_ndtr: _below,
