@@ -13,11 +13,13 @@ import torch
 
 from transconv import runtime
 from transconv.calls import guard, route_cache
+from transconv.compute import parse
 from transconv.conv import ConvProblem, ConvWorkload, Epilogue, Prop
+from transconv.conv.relation import marked
 from transconv.ir import f16, f32
 from transconv.runtime import check_records, plan_cache, steps
 from transconv.runtime import compiler as planning
-from transconv.schedule import Schedule
+from transconv.schedule import Schedule, Scheduled
 from transconv.selection import candidates
 from transconv.selection.tuning_db import TuningRecord
 from transconv.support import Drawer, records
@@ -311,6 +313,20 @@ def test_kernels_and_verdicts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(digests) == 8
 
 
+def test_kernels_that_workloads_share() -> None:
+    """A copy is that of its tensor, and what adds up parts does not know the example of sizes: both have
+    one name in each workload, and what computes something else has another."""
+    schedule = Schedule.parse("mb.oh.ow:32 oc:16 ic:16 | mma | pack=b")
+    copy = Scheduled(FWD.computations[0], schedule, SM90).copies[0]
+    less = replace(FWD, problem=ConvProblem.parse("mb1ic8ih5oc8oh5kh3ph1 dt=f16"))
+    assert len({steps.kernel_name(w, copy, schedule, SM90) for w in (FWD, less)}) == 1
+    texts = [marked(f"mb{n}?ic8ih5oc8oh5kh3ph1 dt=f16") for n in (2, 3)]
+    sized = [ConvWorkload(ConvProblem.parse(text), Prop.FWD, Epilogue(), names) for text, names in texts]
+    added = [parse(f"compute sum\n axes n=4\n read x = P[n]\n store Y[n] = x*{by}") for by in (2, 3)]
+    names = [{steps.kernel_name(w, c, Schedule.parse("n:4 | fma"), SM90) for c in added} for w in sized]
+    assert names[0] == names[1] and len(names[0]) == 2
+
+
 # -- what is kept on disk ---------------------------------------------------------------------------
 
 
@@ -413,6 +429,11 @@ def test_records(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len({d.path(key) for d in drawers for key in "ab"}) == 6
     with pytest.raises(ValueError, match="'a b' cannot name a record of one-1"):
         drawers[0].path("a b")
+    sealed = Drawer("one", 1, sealed=True)
+    assert sealed.path("a") == drawers[0].path("a")
+    with monkeypatch.context() as patch:
+        patch.setattr(records, "user_key", lambda: None)
+        assert sealed.path("a") is None and drawers[0].path("a") is not None
     with monkeypatch.context() as patch:
         patch.setattr(records, "folder", lambda *inside: None)
         assert drawers[0].path("a") is None

@@ -60,6 +60,7 @@ SUBJECTS = (
             *CALLS,
             "tests/torch_ops/test_ready.py::test_gradients_that_wait_are_asked_for_once",
             "tests/torch_ops/test_known_layers.py::test_a_first_call_does_little",
+            "tests/torch_ops/test_known_layers.py::test_one_entry_serves_all_sizes",
         ),
     ),
     Subject("transconv.torch_ops.calls.layer_keys", "call_key", CALLS),
@@ -73,7 +74,11 @@ SUBJECTS = (
     ),
     Subject("transconv.runtime.check_records", "digest", _keys("kernels_and_verdicts")),
     Subject("transconv.runtime.check_records", "variant", _keys("kernels_and_verdicts")),
-    Subject("transconv.runtime.steps", "kernel_name", _keys("kernels_and_verdicts")),
+    Subject(
+        "transconv.runtime.steps",
+        "kernel_name",
+        _keys("kernels_and_verdicts", "kernels_that_workloads_share"),
+    ),
     Subject(
         "transconv.selection.candidates", "_key", _keys("shortlists", "shortlists_where_rows_were_tuned")
     ),
@@ -92,6 +97,10 @@ FREE = {
         "a longer digest tells as much apart",
     ),
     "call_key without kind": "no word is both an activation and a text, and other keys have none there",
+    **dict.fromkeys(
+        ("backward_routes without route_cache.routes.get(key)", "request without _known(key)"),
+        "what is kept is found by the next operand, too",
+    ),
     **dict.fromkeys(
         ("_key without workload.text", "_key without workload.direction"),
         "the computation has views, sizes and a name",
