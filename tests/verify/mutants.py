@@ -60,7 +60,7 @@ SUBJECTS = (
             *CALLS,
             "tests/torch_ops/test_ready.py::test_gradients_that_wait_are_asked_for_once",
             "tests/torch_ops/test_known_layers.py::test_a_first_call_does_little",
-            "tests/torch_ops/test_known_layers.py::test_one_entry_serves_all_sizes",
+            "tests/torch_ops/test_known_layers.py::test_entries_serve_all_sizes_under_autocast",
         ),
     ),
     Subject("transconv.torch_ops.calls.layer_keys", "call_key", CALLS),
