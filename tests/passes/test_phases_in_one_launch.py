@@ -3,6 +3,8 @@ one launch is wrong or impossible."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -216,7 +218,11 @@ def test_phases_whose_own_schedules_differ_take_one_that_is_as_fast_for_all() ->
     assert {s.schedule for s in kept.steps if s.compute.phase} == schedules
 
 
-def test_phases_are_launched_one_by_one_where_together_is_wrong() -> None:
+def test_phases_are_launched_one_by_one_where_together_is_wrong(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TRANSCONV_CACHE", str(tmp_path))  # other tests build the same kernel
+    check_records.forget()
     text, schedule = CASES[0]
     (step,) = compiler.build(problem(text), BWD_D, SM90, Schedule.parse(schedule)).steps
     check_records.record(step.digest, check_records.WRONG)
