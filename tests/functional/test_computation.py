@@ -158,3 +158,29 @@ def check_reductions_of_bytes(device: str) -> None:
 def test_reductions_of_bytes() -> None:
     transconv.config.cpu = "interpret"
     check_reductions_of_bytes("cpu")
+
+
+NUMBERS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "n*16777217": lambda n: n * 16777217,
+    "n*n + 16777217": lambda n: n * n + 16777217,
+    "7*16777217": lambda n: torch.full_like(n, 7 * 16777217),
+    "where(n > 1, 16777217, 3)": lambda n: torch.where(n > 1, 16777217, 3),
+    "max(n, 16777217)": lambda n: n.clamp(min=16777217),
+}
+
+
+@pytest.mark.parametrize("text", NUMBERS)
+def test_whole_numbers_of_places_have_a_name_or_none(text: str) -> None:
+    """What is made of axes and numbers alone is exact, whether it is stored, named, or goes on."""
+    transconv.config.cpu = "interpret"
+    lines = [f"store  A[n] = {text}", f"let    v = {text}", "store  B[n] = v", "store  C[n] = v + x"]
+    tensors = [f"    tensor {name} i64 [5]" for name in "XABC"]
+    body = ["    axes   n=5", "    read   x = X[n]", *(f"    {line}" for line in lines)]
+    x = torch.arange(5)
+    want = NUMBERS[text](x)
+    for found, right in zip(
+        transconv.computation("\n".join(["compute whole", *tensors, *body]))(x),
+        (want, want, want + x),
+        strict=True,
+    ):
+        assert torch.equal(found, right)

@@ -285,7 +285,7 @@ def _name(name: str, scope: ComputeScope) -> ir.Expr:
         return ir.Cast(var, scope.whole)
     if var.dtype.kind == "int":  # integers are computed exactly, in at least 32 bits
         return ir.Cast(var, ir.i32) if var in scope.reads and var.dtype.bits < 64 else var
-    as_it_is = var.dtype.kind == "bool" or (var.dtype is scope.type and var not in scope.reads)
+    as_it_is = var.dtype.kind in ("bool", "index") or (var.dtype is scope.type and var not in scope.reads)
     return var if as_it_is else ir.Cast(var, scope.type)
 
 

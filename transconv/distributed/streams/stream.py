@@ -87,8 +87,10 @@ class LengthKernels:
             except Unsupported as error:
                 why, message = error.reason, error.message
         stats.announce(why, message, "the convolution of a stream")
-        made: Any = torch.ops.aten.convolution.default
-        return made(x, w, b, stride, padding, dilation, transposed, more, groups)  # type: ignore[no-any-return]
+        made: Tensor = torch.ops.aten.convolution.default(
+            x, w, b, stride, padding, dilation, transposed, more, groups
+        )
+        return made
 
     def _by_kernel(self, x: Tensor, w: Tensor, b: Tensor | None, params: Params, at: int) -> Tensor:
         """Raises Unsupported where there is no kernel."""

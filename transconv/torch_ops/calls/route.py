@@ -559,7 +559,8 @@ class LayerEntry:
                 return None
         assert self.like is not None
         counts = (dx is not None and dx.over is not None) or (dw is not None and dw.over is not None)
-        return self.keep(key, self.like.resized(dx, dw, self), counts)  # type: ignore[no-any-return]
+        kept: BackwardRoutes | None = self.keep(key, self.like.resized(dx, dw, self), counts)
+        return kept
 
     def _lie_so(self, x: torch.Tensor, w: torch.Tensor, *grads: torch.Tensor) -> bool:
         """Whether tensors whose strides are not those of the layer's lie as the layer's all the same."""
