@@ -471,7 +471,7 @@ def test_rules_of_a_tile_depend_on_no_other_word(
     def answers() -> list[Any]:
         found: list[Any] = []
         for blocks, via, order, swap in asked:
-            found.append(word_rules._why_not_tile.__wrapped__(blocks, compute, target))
+            found.append(word_rules._why_not_tile.__wrapped__(blocks, compute, target, 0))
             found.append(shared_memory._transposed_bytes.__wrapped__(blocks, compute, order))
             found.append(shared_memory._result_boxes.__wrapped__(blocks, compute, via, order))
             for name, view in (("a", compute.a), ("b", compute.b), ("c", compute.c)):
