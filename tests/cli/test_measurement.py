@@ -98,7 +98,7 @@ def test_reasons_have_no_folders() -> None:
 def test_a_block_is_compared_with_f64_and_timed_beside_torch(name: str) -> None:
     torch.compiler.reset()
     found = measurement.measured_block(name, "cpu", timing.Clock("cpu", 1.0), small=True)
-    assert found["verdict"] == "right" and found["kernels"] >= 2 and found["regions"] == 0
+    assert found["verdict"] == "right" and found["kernels"] >= 1 and found["regions"] == 0
     assert 0 < found["off"] < 1e-6 and found["us"] > 0 and found["torch_us"] > 0
 
 
