@@ -101,6 +101,7 @@ FREE = {
         ("backward_routes without route_cache.routes.get(key)", "request without _known(key)"),
         "what is kept is found by the next operand, too",
     ),
+    "_key without workload.named(compute.name)": "the workload's text and direction tell its name, too",
     **dict.fromkeys(
         ("_key without workload.text", "_key without workload.direction"),
         "the computation has views, sizes and a name",
