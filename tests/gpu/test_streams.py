@@ -15,7 +15,7 @@ from torch import nn
 
 import transconv
 from bench.streaming import decoder, video
-from tests.distributed.test_streams import Causal, Recurrent, encoder
+from tests.distributed.test_streams import Causal, FirstRow, Recurrent, encoder
 from tests.graph.test_piece_tiles import Normed
 from tests.graph.test_pieces import least
 from transconv.errors import Unsupported
@@ -54,19 +54,21 @@ def test_pieces_have_the_bits_of_the_whole(name: str, kind: torch.dtype) -> None
     assert found.native["stream"] and not found.fallback
 
 
-@pytest.mark.parametrize("name", ["codec", "video", "recurrent", "encoder"])
+@pytest.mark.parametrize("name", ["codec", "video", "recurrent", "encoder", "first row"])
 def test_recorded_steps_have_the_bits_of_others(name: str) -> None:
-    """A step that came before is one launch of a CUDA graph."""
+    """A step that came before is one launch of a CUDA graph, also in a stream of other numbers."""
     torch.manual_seed(0)
     made, shape = {
         "codec": (decoder(64), (2, 128, 48)),
         "video": (video(32), (1, 16, 48, 12, 20)),
         "recurrent": (nn.Sequential(Causal(8, 32, 3), Recurrent(32)), (2, 8, 48)),
         "encoder": (encoder(), (1, 2, 48)),
+        "first row": (FirstRow(), (2, 3, 48)),
     }[name]
-    model, x = made.eval().cuda(), torch.randn(shape, device="cuda")
+    model = made.eval().cuda()
     plain, s = transconv.streaming(model, record=False), transconv.streaming(model)
     for lengths in ([1] * 48, [4] * 12, [3, 5] * 6, [1, 2, 1, 4] * 6):
+        x = torch.randn(shape, device="cuda")
         plain.reset()
         s.reset()
         found = [s(part) for part in x.split(lengths, 2)]
